@@ -1,0 +1,99 @@
+"""The vocabulary of a loaded model: text to token ids and back.
+
+Thread-safe: libllama only reads here, and ids are checked before C sees them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+from minka.errors import NativeError, RequestError
+from minka.native.library import Library
+
+_INT32_MAX = 2**31 - 1
+
+
+class Vocab:
+    """Implements `minka.types.Tokenizer` over a llama_vocab."""
+
+    def __init__(self, library: Library, pointer: int) -> None:
+        self._fast, self._slow = library.fast, library.slow
+        self._vocab = pointer
+        self.n_tokens = int(self._slow.llama_vocab_n_tokens(pointer))
+        self.bos = int(self._slow.llama_vocab_bos(pointer))
+        self.eos = int(self._slow.llama_vocab_eos(pointer))
+        self.add_bos = bool(self._slow.llama_vocab_get_add_bos(pointer))
+        self.add_eos = bool(self._slow.llama_vocab_get_add_eos(pointer))
+        self.type = int(self._slow.llama_vocab_type(pointer))
+        self._eog = frozenset(t for t in range(self.n_tokens) if self._fast.llama_vocab_is_eog(pointer, t))
+        self._pieces: tuple[dict[int, bytes], dict[int, bytes]] = ({}, {})
+
+    @property
+    def pointer(self) -> int:
+        """The llama_vocab, for other modules of native/."""
+        return self._vocab
+
+    @property
+    def eog(self) -> frozenset[int]:
+        """All tokens that end a generation."""
+        return self._eog
+
+    @property
+    def suppressed(self) -> tuple[int, ...]:
+        """Tokens that the model's metadata forbids to generate."""
+        count = ctypes.c_int32(0)
+        ids = self._slow.llama_vocab_get_suppress_tokens(self._vocab, ctypes.byref(count))
+        return tuple(int(ids[i]) for i in range(count.value)) if count.value > 0 else ()
+
+    def check(self, token: int) -> int:
+        """The token, if it is one. Raises RequestError if it is outside the vocabulary."""
+        if not 0 <= token < self.n_tokens:
+            raise RequestError(f"token id {token} is outside the vocabulary (0 to {self.n_tokens - 1})")
+        return token
+
+    def is_eog(self, token: int) -> bool:
+        """Whether the token ends a generation."""
+        return token in self._eog
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Token ids of a text. Raises RequestError if the text is too long for libllama (2 GiB)."""
+        # A lone surrogate (valid in JSON) has no UTF-8 form; it becomes a question mark rather than an error.
+        raw = text.encode("utf-8", "replace")
+        size = len(raw) + 2
+        if size > _INT32_MAX:
+            raise RequestError("the text is longer than 2 GiB")
+        buffer = (ctypes.c_int32 * size)()
+        n = self._slow.llama_tokenize(self._vocab, raw, len(raw), buffer, size, add_special, parse_special)
+        if n < 0:  # more tokens than bytes: rare, and C says how many
+            buffer = (ctypes.c_int32 * -n)()
+            n = self._slow.llama_tokenize(self._vocab, raw, len(raw), buffer, -n, add_special, parse_special)
+        if n < 0:
+            raise NativeError(f"libllama could not tokenize a text of {len(raw)} bytes")
+        return list(buffer[:n])
+
+    def piece(self, token: int, *, special: bool) -> bytes:
+        """The bytes that a token stands for; empty for a control token unless `special`."""
+        known = self._pieces[special]
+        piece = known.get(token)
+        if piece is None:
+            piece = known[token] = self._piece(self.check(token), special)
+        return piece
+
+    def _piece(self, token: int, special: bool) -> bytes:
+        buffer = ctypes.create_string_buffer(64)
+        n = self._fast.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, special)
+        if n < 0:
+            buffer = ctypes.create_string_buffer(-n)
+            n = self._fast.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, special)
+        return buffer.raw[: max(n, 0)]
+
+    def detokenize(self, tokens: Sequence[int], *, special: bool) -> bytes:
+        """The bytes of all pieces, joined."""
+        return b"".join([self.piece(token, special=special) for token in tokens])
+
+    def text(self, token: int) -> str:
+        """The token's spelling in the vocabulary (`<s>`), not what it stands for; empty for -1."""
+        if token < 0:
+            return ""
+        return bytes(self._slow.llama_vocab_get_text(self._vocab, self.check(token))).decode("utf-8", "replace")

@@ -1,0 +1,1144 @@
+"""The parameter table: one row gives a parameter's flags, env name, request fields, range, default and doc line.
+
+A row is a field of a frozen dataclass made with `param`, so the values have real static types. Spellings and defaults
+follow llama-server (llama.cpp, common/arg.cpp and tools/server). This module knows no argparse, no HTTP and no model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from math import inf
+from operator import attrgetter
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+
+from minka.errors import RequestError, UnsupportedError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    D = TypeVar("D", bound=DataclassInstance)
+else:
+    D = TypeVar("D")
+T = TypeVar("T")
+
+INT32_MAX = 2**31 - 1
+UINT32_MAX = 2**32 - 1
+MAX_SLOTS = 256
+"""The most sequences a libllama context holds (LLAMA_MAX_SEQ)."""
+MAX_WINDOW = 2**20
+"""The longest history a sampler may look back on, in tokens: libllama allocates it when the sampler is made."""
+HUGE = 1e6
+"""Bound of the numbers that llama-server takes unchecked: far over any use, and their products fit a float32."""
+
+
+class Kind(StrEnum):
+    """What a value is, as the documentation says it."""
+
+    BOOL = "bool"
+    INT = "int"
+    FLOAT = "float"
+    STR = "string"
+    STRS = "strings"
+    FLOATS = "numbers"
+    BIASES = "token biases"
+
+
+_KINDS = {
+    "bool": Kind.BOOL,
+    "bool | None": Kind.BOOL,
+    "int": Kind.INT,
+    "float": Kind.FLOAT,
+    "str": Kind.STR,
+    "str | None": Kind.STR,
+    "tuple[str, ...]": Kind.STRS,
+    "tuple[float, ...]": Kind.FLOATS,
+    "tuple[tuple[int, float], ...]": Kind.BIASES,
+}
+
+
+class Syntax(StrEnum):
+    """How the text of a flag or an env variable becomes a value, where the type alone does not say it."""
+
+    PLAIN = "plain"
+    CSV = "comma-separated"
+    ONE = "one item per use"
+    SAMPLERS = "names separated by ;"
+    SAMPLER_CHARS = "one letter per sampler"
+    BIAS = "ID+BIAS or ID-BIAS"
+    INVERSE = "1/value"
+    SWITCH = "on, off or auto"
+    JSON_OBJECT = "a JSON object"
+
+
+@dataclass(frozen=True, slots=True)
+class Also:
+    """A second way to set the same parameter, with its own syntax: `--rope-scale N` is `--rope-freq-scale 1/N`."""
+
+    flags: tuple[str, ...]
+    syntax: Syntax
+    doc: str
+    env: str | None = None
+    metavar: str = "N"
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """All about a parameter but its name, its type and its default, which are the dataclass field's.
+
+    `flags` and `negated` are command-line spellings, `negated` the ones that switch a bool off. `http` are the names of
+    the request field, the first one that is present wins. `low..high` is the range, ends included: a value outside is
+    refused, or limited if `clamp`, or replaced by the default if it is under `low` and `reset`. `besides` are allowed
+    values outside the range. `named` are words for numbers. `max_items` and `min_items` bound a list, `none` is the
+    word for the empty one, `lone` lets a request give a string for a list of one, `skip_empty` drops empty strings and
+    treats a list with nothing left as absent. `repeat`: each use of the flag adds. `escapes`: \\n and the like are
+    processed. `own`: Minka's, not llama-server's. `inert`: accepted and without effect.
+    """
+
+    doc: str
+    flags: tuple[str, ...] = ()
+    negated: tuple[str, ...] = ()
+    env: str | None = None
+    http: tuple[str, ...] = ()
+    low: float | None = None
+    high: float | None = None
+    clamp: bool = False
+    reset: bool = False
+    besides: tuple[int, ...] = ()
+    choices: tuple[str, ...] = ()
+    named: tuple[tuple[str, int], ...] = ()
+    min_items: int = 0
+    max_items: int = 1024
+    none: str | None = None
+    lone: bool = False
+    skip_empty: bool = False
+    repeat: bool = False
+    escapes: bool = False
+    syntax: Syntax = Syntax.PLAIN
+    metavar: str = ""
+    topic: str = ""
+    also: tuple[Also, ...] = ()
+    own: bool = False
+    inert: bool = False
+
+
+def param(
+    default: T,
+    *flags: str,
+    doc: str,
+    negated: tuple[str, ...] = (),
+    env: str | None = None,
+    http: tuple[str, ...] = (),
+    low: float | None = None,
+    high: float | None = None,
+    clamp: bool = False,
+    reset: bool = False,
+    besides: tuple[int, ...] = (),
+    choices: tuple[str, ...] = (),
+    named: tuple[tuple[str, int], ...] = (),
+    min_items: int = 0,
+    max_items: int = 1024,
+    none: str | None = None,
+    lone: bool = False,
+    skip_empty: bool = False,
+    repeat: bool = False,
+    escapes: bool = False,
+    syntax: Syntax = Syntax.PLAIN,
+    metavar: str = "",
+    topic: str = "",
+    also: tuple[Also, ...] = (),
+    own: bool = False,
+    inert: bool = False,
+    secret: bool = False,
+) -> T:
+    """A row of the table: a dataclass field with its `Param`. See there; a `secret` is left out of the repr."""
+    row = Param(
+        doc=doc,
+        flags=flags,
+        negated=negated,
+        env=env,
+        http=http,
+        low=low,
+        high=high,
+        clamp=clamp,
+        reset=reset,
+        besides=besides,
+        choices=choices,
+        named=named,
+        min_items=min_items,
+        max_items=max_items,
+        none=none,
+        lone=lone,
+        skip_empty=skip_empty,
+        repeat=repeat,
+        escapes=escapes,
+        syntax=syntax,
+        metavar=metavar,
+        topic=topic,
+        also=also,
+        own=own,
+        inert=inert,
+    )
+    return dataclasses.field(default=default, repr=not secret, metadata={"param": row})
+
+
+SAMPLERS: Mapping[str, str] = MappingProxyType(
+    {
+        "penalties": "e",
+        "dry": "d",
+        "top_n_sigma": "s",
+        "top_k": "k",
+        "typ_p": "y",
+        "top_p": "p",
+        "min_p": "m",
+        "xtc": "x",
+        "temperature": "t",
+        "infill": "i",
+        "adaptive_p": "a",
+    }
+)
+"""Every sampler's name and its letter in `--sampler-seq`."""
+
+DEFAULT_SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+
+
+# The rows are set by hand, two or three lines each, to be read as a table.
+# fmt: off
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen. All of it is a default of the server and can be set per request."""
+
+    seed: int = param(
+        -1, "-s", "--seed", http=("seed",), low=-1, high=UINT32_MAX,
+        doc="seed of the random choice, -1 for a random one")
+    samplers: tuple[str, ...] = param(
+        DEFAULT_SAMPLERS, "--samplers", http=("samplers",), choices=tuple(SAMPLERS), syntax=Syntax.SAMPLERS,
+        max_items=32, metavar="SAMPLERS",
+        also=(Also(
+            ("--sampler-seq", "--sampling-seq"), Syntax.SAMPLER_CHARS,
+            "the samplers as letters, in order: " + " ".join(f"{c}={n}" for n, c in SAMPLERS.items()),
+            metavar="SEQUENCE"),),
+        doc="samplers in the order they are applied; an empty list truncates nothing")
+    temperature: float = param(
+        0.8, "--temp", "--temperature", env="LLAMA_ARG_TEMPERATURE", http=("temperature",), low=0.0, high=HUGE,
+        clamp=True,
+        doc="temperature; 0 always takes the most likely token")
+    dynatemp_range: float = param(
+        0.0, "--dynatemp-range", http=("dynatemp_range",), low=0.0, high=HUGE, clamp=True,
+        doc="the temperature moves within temperature ± range by the entropy; 0 is off")
+    dynatemp_exponent: float = param(
+        1.0, "--dynatemp-exp", http=("dynatemp_exponent",), low=0.0, high=HUGE,
+        doc="how entropy maps to the dynamic temperature")
+    top_k: int = param(
+        40, "--top-k", env="LLAMA_ARG_TOP_K", http=("top_k",), low=0, high=INT32_MAX, clamp=True,
+        doc="keep the k most likely tokens; 0 is off")
+    top_p: float = param(
+        0.95, "--top-p", env="LLAMA_ARG_TOP_P", http=("top_p",), low=0.0, high=1.0, clamp=True,
+        doc="keep the most likely tokens whose probabilities sum to p; 1 is off")
+    min_p: float = param(
+        0.05, "--min-p", env="LLAMA_ARG_MIN_P", http=("min_p",), low=0.0, high=1.0, clamp=True,
+        doc="drop tokens less likely than p times the most likely one; 0 is off")
+    top_n_sigma: float = param(
+        -1.0, "--top-nsigma", "--top-n-sigma", http=("top_n_sigma",), low=-1.0, high=HUGE, clamp=True,
+        doc="keep tokens whose logit is within n standard deviations of the best; negative is off")
+    typical_p: float = param(
+        1.0, "--typical", "--typical-p", http=("typical_p",), low=0.0, high=1.0, clamp=True,
+        doc="locally typical sampling; 1 is off")
+    xtc_probability: float = param(
+        0.0, "--xtc-probability", http=("xtc_probability",), low=0.0, high=1.0, clamp=True,
+        doc="chance that XTC removes the top choices of a token; 0 is off")
+    xtc_threshold: float = param(
+        0.1, "--xtc-threshold", http=("xtc_threshold",), low=0.0, high=1.0, clamp=True,
+        doc="the probability over which XTC calls a token a top choice; over 0.5 is off")
+    repeat_last_n: int = param(
+        64, "--repeat-last-n", http=("repeat_last_n",), low=0, high=MAX_WINDOW,
+        doc="how many of the last tokens the penalties look at; 0 is off")
+    repeat_penalty: float = param(
+        1.0, "--repeat-penalty", env="LLAMA_ARG_REPEAT_PENALTY", http=("repeat_penalty",), low=1e-6, high=HUGE,
+        doc="penalty on tokens that were used; 1 is off")
+    presence_penalty: float = param(
+        0.0, "--presence-penalty", env="LLAMA_ARG_PRESENCE_PENALTY", http=("presence_penalty",), low=-HUGE, high=HUGE,
+        doc="taken off the logit of every token that was used; 0 is off")
+    frequency_penalty: float = param(
+        0.0, "--frequency-penalty", env="LLAMA_ARG_FREQUENCY_PENALTY", http=("frequency_penalty",), low=-HUGE,
+        high=HUGE,
+        doc="taken off the logit of a token for each time it was used; 0 is off")
+    dry_multiplier: float = param(
+        0.0, "--dry-multiplier", http=("dry_multiplier",), low=0.0, high=HUGE,
+        doc="strength of the DRY penalty on repeated sequences; 0 is off")
+    dry_base: float = param(
+        1.75, "--dry-base", http=("dry_base",), low=1.0, high=HUGE, reset=True,
+        doc="base of the DRY penalty, which grows by the repetition's length; under 1 means the default")
+    dry_allowed_length: int = param(
+        2, "--dry-allowed-length", http=("dry_allowed_length",), low=0, high=MAX_WINDOW,
+        doc="repetitions up to this length, in tokens, have no DRY penalty")
+    dry_penalty_last_n: int = param(
+        64, "--dry-penalty-last-n", http=("dry_penalty_last_n",), low=0, high=MAX_WINDOW,
+        doc="how many of the last tokens DRY looks at; 0 is off")
+    dry_sequence_breakers: tuple[str, ...] = param(
+        ("\n", ":", '"', "*"), "--dry-sequence-breaker", http=("dry_sequence_breakers",), syntax=Syntax.ONE,
+        repeat=True, escapes=True, none="none", min_items=1, max_items=256, metavar="STRING",
+        doc="a string that ends a sequence for DRY; the first use replaces the defaults, none is for none at all")
+    mirostat: int = param(
+        0, "--mirostat", http=("mirostat",), low=0, high=2, clamp=True,
+        doc="Mirostat version in place of the samplers, 1 or 2; 0 is off")
+    mirostat_tau: float = param(
+        5.0, "--mirostat-ent", http=("mirostat_tau",), low=0.0, high=HUGE, doc="Mirostat's target entropy")
+    mirostat_eta: float = param(
+        0.1, "--mirostat-lr", http=("mirostat_eta",), low=0.0, high=HUGE, doc="Mirostat's learning rate")
+    adaptive_target: float = param(
+        -1.0, "--adaptive-target", http=("adaptive_target",), low=-1.0, high=1.0, clamp=True,
+        doc="the probability that adaptive_p steers to, if it is one of the samplers; negative is off")
+    adaptive_decay: float = param(
+        0.9, "--adaptive-decay", http=("adaptive_decay",), low=0.0, high=0.99,
+        doc="how slowly adaptive_p forgets: higher is more stable")
+    min_keep: int = param(
+        0, http=("min_keep",), low=0, high=INT32_MAX, doc="the least tokens that a truncating sampler leaves")
+    logit_bias: tuple[tuple[int, float], ...] = param(
+        (), "-l", "--logit-bias", http=("logit_bias",), syntax=Syntax.BIAS, repeat=True, low=-HUGE, high=HUGE,
+        metavar="TOKEN_ID(+/-)BIAS",
+        doc="added to a token's logit, as in 15043+1; -inf (in a request: false) bans the token")
+    ignore_eos: bool = param(
+        False, "--ignore-eos", http=("ignore_eos",), doc="never end the text at an end-of-generation token")
+    n_probs: int = param(
+        0, http=("n_probs",), low=0, high=INT32_MAX, clamp=True,
+        doc="report the probabilities of this many of the most likely tokens; 0 is off")
+    post_sampling_probs: bool = param(
+        False, http=("post_sampling_probs",),
+        doc="report probabilities after the samplers, not of the whole vocabulary")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationParams:
+    """What is generated, when it ends and how it is sent: request fields, with the server's defaults."""
+
+    n_predict: int = param(
+        -1, "-n", "--predict", "--n-predict", env="LLAMA_ARG_N_PREDICT",
+        http=("n_predict", "max_completion_tokens", "max_tokens"), low=-1, high=INT32_MAX,
+        doc="the most tokens to generate, -1 for as many as the context holds")
+    n_keep: int = param(
+        0, "--keep", http=("n_keep",), low=-1, high=INT32_MAX,
+        doc="prompt tokens that stay when the context is shifted, -1 for all")
+    n_discard: int = param(
+        0, http=("n_discard",), low=0, high=INT32_MAX, doc="tokens dropped when the context is shifted, 0 for half")
+    n_indent: int = param(
+        0, http=("n_indent",), low=0, high=INT32_MAX, doc="end at a new line that is indented less than this; 0 is off")
+    t_max_predict_ms: int = param(
+        -1, http=("t_max_predict_ms",), low=-1, high=2**53 - 1,
+        doc="end after so many milliseconds of generation, once a line is complete; -1 is off")
+    stop: tuple[str, ...] = param(
+        (), "-r", "--reverse-prompt", http=("stop",), syntax=Syntax.ONE, repeat=True, escapes=True, lone=True,
+        skip_empty=True, metavar="STRING",
+        doc="a string that ends the text and is not part of it")
+    escape: bool = param(
+        True, "-e", "--escape", negated=("--no-escape",),
+        doc="process \\n, \\t and the like in the strings of the command line")
+    cache_prompt: bool = param(
+        True, "--cache-prompt", negated=("--no-cache-prompt",), env="LLAMA_ARG_CACHE_PROMPT", http=("cache_prompt",),
+        doc="take over what is already computed of a prompt")
+    id_slot: int = param(
+        -1, http=("id_slot",), low=-1, high=MAX_SLOTS - 1, doc="the slot that must serve the request, -1 for any")
+    n_cmpl: int = param(1, http=("n_cmpl", "n"), low=1, high=MAX_SLOTS, doc="how many completions of the prompt")
+    stream: bool = param(False, http=("stream",), doc="send the text while it is generated")
+    timings_per_token: bool = param(False, http=("timings_per_token",), doc="send timings with every token")
+    return_tokens: bool = param(False, http=("return_tokens",), doc="send token ids as well")
+    return_progress: bool = param(False, http=("return_progress",), doc="send events while the prompt is computed")
+    sse_ping_interval: int = param(
+        15, "--sse-ping-interval", env="LLAMA_ARG_SSE_PING_INTERVAL", http=("sse_ping_interval",), low=-1,
+        high=INT32_MAX,
+        doc="seconds of silence in a stream after which a comment is sent; -1 or 0 is off (llama-server: 30)")
+    priority: int = param(
+        0, http=("priority",), low=-1, high=1, own=True, doc="place in the queue: 1 before 0 before -1")
+    response_fields: tuple[str, ...] = param(
+        (), http=("response_fields",), max_items=256, doc="the only fields of the answer to send, as in a/b")
+    verbose: bool = param(False, http=("verbose",), doc="add the native answer to an OpenAI one, as __verbose")
+
+
+LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock", "dio")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParams:
+    """Which model, where it comes from, and on which devices its weights are."""
+
+    model: str | None = param(
+        None, "-m", "--model", env="LLAMA_ARG_MODEL", metavar="FILE", doc="the GGUF file (of a split model: the first)")
+    hf_repo: str | None = param(
+        None, "-hf", "-hfr", "--hf-repo", env="LLAMA_ARG_HF_REPO", metavar="USER/MODEL[:QUANT]",
+        doc="Hugging Face repository; QUANT is Q4_K_M if not given, else the first file")
+    hf_file: str | None = param(
+        None, "-hff", "--hf-file", env="LLAMA_ARG_HF_FILE", metavar="FILE", doc="the file in the repository")
+    hf_token: str | None = param(
+        None, "-hft", "--hf-token", env="HF_TOKEN", metavar="TOKEN", secret=True, doc="Hugging Face access token")
+    offline: bool = param(False, "--offline", env="LLAMA_ARG_OFFLINE", doc="never use the network, only the cache")
+    alias: tuple[str, ...] = param(
+        (), "-a", "--alias", env="LLAMA_ARG_ALIAS", syntax=Syntax.CSV, repeat=True, metavar="NAMES",
+        doc="names of the model in the API")
+    tags: tuple[str, ...] = param(
+        (), "--tags", env="LLAMA_ARG_TAGS", syntax=Syntax.CSV, repeat=True, metavar="TAGS",
+        doc="tags of the model in the API, for information only")
+    load_mode: str = param(
+        "auto", "-lm", "--load-mode", env="LLAMA_ARG_LOAD_MODE", choices=LOAD_MODES, metavar="MODE",
+        doc="how the weights get into memory")
+    check_tensors: bool = param(False, "--check-tensors", doc="look for invalid numbers in the weights")
+    n_gpu_layers: int = param(
+        -1, "-ngl", "--gpu-layers", "--n-gpu-layers", env="LLAMA_ARG_N_GPU_LAYERS", low=0, high=INT32_MAX,
+        besides=(-1, -2), named=(("auto", -1), ("all", -2)),
+        doc="layers on the GPU: a number, auto or all")
+    split_mode: str = param(
+        "layer", "-sm", "--split-mode", env="LLAMA_ARG_SPLIT_MODE", choices=("none", "layer", "row", "tensor"),
+        metavar="MODE",
+        doc="how several GPUs share the model")
+    tensor_split: tuple[float, ...] = param(
+        (), "-ts", "--tensor-split", env="LLAMA_ARG_TENSOR_SPLIT", syntax=Syntax.CSV, low=0.0, high=HUGE, max_items=16,
+        metavar="N0,N1,...",
+        doc="each GPU's share of the model, as proportions")
+    main_gpu: int = param(
+        0, "-mg", "--main-gpu", env="LLAMA_ARG_MAIN_GPU", low=0, high=255, metavar="INDEX",
+        doc="the GPU for everything (split mode none) or for intermediate results (row)")
+    repack: bool = param(
+        True, "--repack", negated=("-nr", "--no-repack"), env="LLAMA_ARG_REPACK",
+        doc="rearrange weights for faster kernels")
+    no_host: bool = param(
+        False, "--no-host", env="LLAMA_ARG_NO_HOST", doc="leave out the host buffer, so that extra buffers can be used")
+    op_offload: bool = param(
+        True, "--op-offload", negated=("--no-op-offload",),
+        doc="let the GPU compute large operations on weights that are in host memory")
+
+
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+_ROPE = "RoPE and YaRN"
+
+
+@dataclass(frozen=True, slots=True)
+class ContextParams:
+    """The context: its size, its slots, its batches, its KV cache, its threads."""
+
+    n_ctx: int = param(
+        0, "-c", "--ctx-size", env="LLAMA_ARG_CTX_SIZE", low=0, high=INT32_MAX,
+        doc="size of the context in tokens, of all slots together; 0 is what the model was trained with")
+    n_batch: int = param(
+        2048, "-b", "--batch-size", env="LLAMA_ARG_BATCH", low=1, high=2**20, doc="the most tokens in one batch")
+    n_ubatch: int = param(
+        512, "-ub", "--ubatch-size", env="LLAMA_ARG_UBATCH", low=1, high=2**20,
+        doc="the most tokens computed at once; a batch is cut into these")
+    parallel: int = param(
+        -1, "-np", "--parallel", env="LLAMA_ARG_N_PARALLEL", low=1, high=MAX_SLOTS, besides=(-1,),
+        doc="how many requests are served at a time (slots), -1 for automatic")
+    kv_unified: bool | None = param(
+        None, "-kvu", "--kv-unified", negated=("-no-kvu", "--no-kv-unified"), env="LLAMA_ARG_KV_UNIFIED",
+        doc="one KV buffer for all slots; on exactly when the number of slots is automatic, unless given")
+    kv_unified_per_slot: int = param(
+        0, "--kv-unified-per-slot", env="LLAMA_ARG_KV_UNIFIED_PER_SLOT", low=0, high=INT32_MAX,
+        doc="the most context of one slot of a unified buffer; without -c the buffer is slots times this; 0 is off")
+    threads: int = param(
+        -1, "-t", "--threads", env="LLAMA_ARG_THREADS", low=-1, high=512,
+        doc="CPU threads for generation; 0 or less is automatic")
+    threads_batch: int = param(
+        -1, "-tb", "--threads-batch", low=-1, high=512,
+        doc="CPU threads for prompts; 0 or less is the same as --threads")
+    flash_attn: str = param(
+        "auto", "-fa", "--flash-attn", env="LLAMA_ARG_FLASH_ATTN", choices=("on", "off", "auto"), syntax=Syntax.SWITCH,
+        metavar="on|off|auto",
+        doc="flash attention")
+    cache_type_k: str = param(
+        "f16", "-ctk", "--cache-type-k", env="LLAMA_ARG_CACHE_TYPE_K", choices=CACHE_TYPES, metavar="TYPE",
+        doc="type of the keys in the KV cache")
+    cache_type_v: str = param(
+        "f16", "-ctv", "--cache-type-v", env="LLAMA_ARG_CACHE_TYPE_V", choices=CACHE_TYPES, metavar="TYPE",
+        doc="type of the values in the KV cache")
+    kv_offload: bool = param(
+        True, "-kvo", "--kv-offload", negated=("-nkvo", "--no-kv-offload"), env="LLAMA_ARG_KV_OFFLOAD",
+        doc="keep the KV cache on the GPU")
+    swa_full: bool = param(
+        False, "--swa-full", env="LLAMA_ARG_SWA_FULL", doc="full-size KV cache for layers with a sliding window")
+    cont_batching: bool = param(
+        True, "-cb", "--cont-batching", negated=("-nocb", "--no-cont-batching"), env="LLAMA_ARG_CONT_BATCHING",
+        doc="let new prompts join a running batch")
+    warmup: bool = param(
+        True, "--warmup", negated=("--no-warmup",), doc="run the model once, empty, before the first request")
+    rope_scaling: str | None = param(
+        None, "--rope-scaling", env="LLAMA_ARG_ROPE_SCALING_TYPE", choices=("none", "linear", "yarn"), metavar="TYPE",
+        topic=_ROPE,
+        doc="RoPE scaling; the model's if not given")
+    rope_freq_base: float = param(
+        0.0, "--rope-freq-base", env="LLAMA_ARG_ROPE_FREQ_BASE", low=0.0, high=1e15, topic=_ROPE,
+        doc="RoPE base frequency; 0 is the model's")
+    rope_freq_scale: float = param(
+        0.0, "--rope-freq-scale", env="LLAMA_ARG_ROPE_FREQ_SCALE", low=0.0, high=HUGE, topic=_ROPE,
+        also=(Also(
+            ("--rope-scale",), Syntax.INVERSE,
+            "the factor by which the context is stretched: the RoPE frequency scale becomes 1/N",
+            env="LLAMA_ARG_ROPE_SCALE"),),
+        doc="RoPE frequency scale, which stretches the context by 1/N; 0 is the model's")
+    yarn_orig_ctx: int = param(
+        0, "--yarn-orig-ctx", env="LLAMA_ARG_YARN_ORIG_CTX", low=0, high=INT32_MAX, topic=_ROPE,
+        doc="YaRN: the context that the model was trained with; 0 is the model's")
+    yarn_ext_factor: float = param(
+        -1.0, "--yarn-ext-factor", env="LLAMA_ARG_YARN_EXT_FACTOR", low=-1.0, high=HUGE, topic=_ROPE,
+        doc="YaRN: extrapolation mix, 0 is interpolation only; negative is the model's")
+    yarn_attn_factor: float = param(
+        -1.0, "--yarn-attn-factor", env="LLAMA_ARG_YARN_ATTN_FACTOR", low=-1.0, high=HUGE, topic=_ROPE,
+        doc="YaRN: scale of the attention; negative is the model's")
+    yarn_beta_slow: float = param(
+        -1.0, "--yarn-beta-slow", env="LLAMA_ARG_YARN_BETA_SLOW", low=-1.0, high=HUGE, topic=_ROPE,
+        doc="YaRN: high correction dimension; negative is the model's")
+    yarn_beta_fast: float = param(
+        -1.0, "--yarn-beta-fast", env="LLAMA_ARG_YARN_BETA_FAST", low=-1.0, high=HUGE, topic=_ROPE,
+        doc="YaRN: low correction dimension; negative is the model's")
+    perf: bool = param(
+        False, "--perf", negated=("--no-perf",), env="LLAMA_ARG_PERF", doc="let libllama keep its own timers")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatParams:
+    """How messages become a prompt."""
+
+    jinja: bool = param(
+        True, "--jinja", negated=("--no-jinja",), env="LLAMA_ARG_JINJA", doc="use the Jinja template of the model")
+    chat_template: str | None = param(
+        None, "--chat-template", env="LLAMA_ARG_CHAT_TEMPLATE", metavar="TEMPLATE",
+        doc="a Jinja template, or the name of a built-in one, in place of the model's")
+    chat_template_file: str | None = param(
+        None, "--chat-template-file", env="LLAMA_ARG_CHAT_TEMPLATE_FILE", metavar="FILE",
+        doc="a file with a Jinja template, in place of the model's")
+    chat_template_kwargs: str = param(
+        "{}", "--chat-template-kwargs", env="LLAMA_ARG_CHAT_TEMPLATE_KWARGS", syntax=Syntax.JSON_OBJECT, metavar="JSON",
+        doc="further variables for the template, a JSON object")
+    prefill_assistant: bool = param(
+        True, "--prefill-assistant", negated=("--no-prefill-assistant",), env="LLAMA_ARG_PREFILL_ASSISTANT",
+        doc="continue the last message if it is the assistant's")
+    special: bool = param(False, "-sp", "--special", doc="write special tokens as text")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerParams:
+    """The HTTP side: addresses, keys, limits, endpoints."""
+
+    host: tuple[str, ...] = param(
+        ("127.0.0.1",), "--host", env="LLAMA_ARG_HOST", syntax=Syntax.CSV, min_items=1, max_items=64, metavar="HOSTS",
+        doc="addresses to listen on, or paths of UNIX sockets that end in .sock")
+    port: int = param(
+        8080, "--port", env="LLAMA_ARG_PORT", low=0, high=65535, metavar="PORT",
+        doc="port to listen on; 0 takes a free one")
+    reuse_port: bool = param(
+        False, "--reuse-port", env="LLAMA_ARG_REUSE_PORT", doc="let several servers share the port (SO_REUSEPORT)")
+    path: str | None = param(
+        None, "--path", env="LLAMA_ARG_STATIC_PATH", metavar="DIR", doc="a directory to serve in place of the web page")
+    ui: bool = param(
+        True, "--ui", "--webui", negated=("--no-ui", "--no-webui"), env="LLAMA_ARG_UI", doc="serve the web page")
+    api_prefix: str = param(
+        "", "--api-prefix", env="LLAMA_ARG_API_PREFIX", metavar="PREFIX", doc="what every path of the API begins with")
+    cors_origins: tuple[str, ...] = param(
+        ("*",), "--cors-origins", env="LLAMA_ARG_CORS_ORIGINS", syntax=Syntax.CSV, metavar="ORIGINS",
+        doc="origins whose pages may use the API; localhost stands for all local ones")
+    cors_methods: tuple[str, ...] = param(
+        ("GET", "POST", "DELETE", "OPTIONS"), "--cors-methods", env="LLAMA_ARG_CORS_METHODS", syntax=Syntax.CSV,
+        metavar="METHODS",
+        doc="methods that they may use")
+    cors_headers: tuple[str, ...] = param(
+        ("*",), "--cors-headers", env="LLAMA_ARG_CORS_HEADERS", syntax=Syntax.CSV, metavar="HEADERS",
+        doc="request headers that they may send")
+    cors_credentials: bool = param(
+        True, "--cors-credentials", negated=("--no-cors-credentials",), env="LLAMA_ARG_CORS_CREDENTIALS",
+        doc="let them send credentials")
+    api_key: tuple[str, ...] = param(
+        (), "--api-key", env="LLAMA_API_KEY", syntax=Syntax.CSV, repeat=True, min_items=1, metavar="KEYS", secret=True,
+        doc="keys, one of which a request must carry; without any, every request is served")
+    api_key_file: str | None = param(
+        None, "--api-key-file", env="LLAMA_ARG_API_KEY_FILE", metavar="FILE",
+        doc="a file with further keys, one a line; lines that begin with # are comments")
+    ssl_key_file: str | None = param(
+        None, "--ssl-key-file", env="LLAMA_ARG_SSL_KEY_FILE", metavar="FILE", doc="private key for TLS (PEM)")
+    ssl_cert_file: str | None = param(
+        None, "--ssl-cert-file", env="LLAMA_ARG_SSL_CERT_FILE", metavar="FILE", doc="certificate for TLS (PEM)")
+    timeout: int = param(
+        3600, "-to", "--timeout", env="LLAMA_ARG_TIMEOUT", low=1, high=INT32_MAX,
+        doc="seconds after which a silent connection is closed")
+    threads_http: int = param(
+        -1, "--threads-http", env="LLAMA_ARG_THREADS_HTTP", low=-1, high=INT32_MAX, inert=True,
+        doc="accepted without effect: Minka's HTTP side is asynchronous and needs no threads")
+    slots: bool = param(
+        True, "--slots", negated=("--no-slots",), env="LLAMA_ARG_ENDPOINT_SLOTS", doc="serve GET /slots")
+    props: bool = param(False, "--props", env="LLAMA_ARG_ENDPOINT_PROPS", doc="serve POST /props")
+    metrics: bool = param(False, "--metrics", env="LLAMA_ARG_ENDPOINT_METRICS", doc="serve GET /metrics for Prometheus")
+    queue_size: int = param(
+        512, "--queue-size", env="MINKA_QUEUE_SIZE", low=0, high=2**20, own=True,
+        doc="requests that may wait for a slot; further ones are answered 429 at once")
+    body_limit: int = param(
+        100, "--body-limit", env="MINKA_BODY_LIMIT", low=1, high=65536, own=True, metavar="MIB",
+        doc="the largest request body in MiB; a larger one is answered 413")
+    drain_timeout: int = param(
+        30, "--drain-timeout", env="MINKA_DRAIN_TIMEOUT", low=0, high=86400, own=True, metavar="SECONDS",
+        doc="how long running requests may go on after the server is told to stop")
+
+
+@dataclass(frozen=True, slots=True)
+class LogParams:
+    """What is logged, and where to."""
+
+    verbose: bool = param(False, "-v", "--verbose", "--log-verbose", doc="log everything")
+    verbosity: int = param(
+        3, "-lv", "--verbosity", "--log-verbosity", env="LLAMA_ARG_LOG_VERBOSITY", low=0, high=INT32_MAX,
+        doc="how much is logged: 0 output, 1 errors, 2 warnings, 3 information, 4 traces, 5 all")
+    log_disable: bool = param(False, "--log-disable", doc="log nothing")
+    log_file: str | None = param(
+        None, "--log-file", env="LLAMA_ARG_LOG_FILE", metavar="FILE", doc="log to a file as well")
+    log_jsonl: bool = param(
+        False, "--log-jsonl", negated=("--no-log-jsonl",), env="LLAMA_ARG_LOG_JSONL",
+        doc="log one JSON object a line to standard output")
+    log_colors: str = param(
+        "auto", "--log-colors", env="LLAMA_ARG_LOG_COLORS", choices=("on", "off", "auto"), syntax=Syntax.SWITCH,
+        metavar="on|off|auto",
+        doc="colours in the log; auto has them on a terminal")
+    log_prefix: bool = param(
+        True, "--log-prefix", negated=("--no-log-prefix",), env="LLAMA_ARG_LOG_PREFIX",
+        doc="begin log lines with their level")
+    log_timestamps: bool = param(
+        True, "--log-timestamps", negated=("--no-log-timestamps",), env="LLAMA_ARG_LOG_TIMESTAMPS",
+        doc="begin log lines with the time")
+# fmt: on
+
+
+GROUPS: Mapping[type[DataclassInstance], str] = MappingProxyType(
+    {
+        ModelParams: "Model and devices",
+        ContextParams: "Context, batches and KV cache",
+        SamplingParams: "Sampling",
+        GenerationParams: "Generation",
+        ChatParams: "Chat template",
+        ServerParams: "Server",
+        LogParams: "Log",
+    }
+)
+"""Every dataclass of the table with its heading, in the order of help and documentation."""
+
+
+class Row(NamedTuple):
+    """A parameter of the table: its attribute, what it is, its default, and the rest."""
+
+    name: str
+    type: Kind
+    default: object
+    param: Param
+
+    @property
+    def range(self) -> str:
+        """The values that are allowed, for a person; empty if the type says it all."""
+        param = self.param
+        if param.choices:
+            return ", ".join(param.choices)
+        if param.low is None or param.high is None:
+            return ""
+        names = {value: word for word, value in param.named}
+        words = [names.get(value, str(value)) for value in param.besides]
+        words.append(f"{number(param.low)}..{number(param.high)}")
+        return " or ".join(words) + (", limited" if param.clamp else "")
+
+
+@cache
+def _rows(cls: type) -> tuple[Row, ...]:
+    fields = dataclasses.fields(cls)
+    return tuple(Row(field.name, _KINDS[str(field.type)], field.default, field.metadata["param"]) for field in fields)
+
+
+def rows(cls: type[DataclassInstance]) -> Iterator[Row]:
+    """The rows of one of the dataclasses above, in order."""
+    return iter(_rows(cls))
+
+
+def number(value: float) -> str:
+    """A number as short text; one that is too long to read is only called so."""
+    if isinstance(value, int):
+        return str(value) if abs(value) < 10**20 else "a larger number"
+    return str(int(value)) if value.is_integer() and abs(value) < 1e16 else repr(value)
+
+
+class BadValueError(ValueError):
+    """A value that a row does not take. The text follows the name of the field, flag or variable: `must be ...`."""
+
+
+def limit(row: Row, value: float) -> float:
+    """The number if it is in the row's range, or what the row makes of it.
+
+    Raises BadValueError if it is outside of a range that is not clamped, or is no finite number.
+    """
+    param = row.param
+    if param.low is None or param.high is None or param.low <= value <= param.high or value in param.besides:
+        return value
+    if value != value or value in (inf, -inf):
+        raise BadValueError("must be a finite number")
+    if param.reset and value < param.low:
+        return cast("float", row.default)
+    if param.clamp:
+        return min(max(value, param.low), param.high)
+    also = "".join(f"{number(allowed)} or " for allowed in param.besides)
+    raise BadValueError(f"must be {also}between {number(param.low)} and {number(param.high)}, but got {number(value)}")
+
+
+def check_items(row: Row, items: tuple[T, ...]) -> tuple[T, ...]:
+    """The list if it has neither too few nor too many items; raises BadValueError."""
+    if len(items) < row.param.min_items:
+        raise BadValueError(f"needs at least {row.param.min_items} value")
+    if len(items) > row.param.max_items:
+        raise BadValueError(f"takes at most {row.param.max_items} values, but got {len(items)}")
+    return items
+
+
+_SAMPLER_LETTERS = {letter: name for name, letter in SAMPLERS.items()}
+_SAMPLER_NAMES = {
+    **{spelling: name for name in SAMPLERS for spelling in (name, name.replace("_", "-"), name.replace("_", ""))},
+    "nucleus": "top_p",
+    "temp": "temperature",
+    "typ": "typ_p",
+    "typical": "typ_p",
+    "typical_p": "typ_p",
+    "typical-p": "typ_p",
+}
+
+
+def samplers_from_names(names: Collection[str]) -> tuple[str, ...]:
+    """Canonical sampler names of names in any of their spellings; raises BadValueError for an unknown one.
+
+    llama-server skips an unknown name, which turns a misspelled sampler off without a word.
+    """
+    try:
+        return tuple(_SAMPLER_NAMES[name.strip().lower()] for name in names)
+    except KeyError as error:
+        raise BadValueError(f"has no sampler {error.args[0][:40]!r}; there are {', '.join(SAMPLERS)}") from None
+
+
+def samplers_from_letters(letters: str) -> tuple[str, ...]:
+    """Sampler names of letters such as `edskypmxt`; raises BadValueError for an unknown one."""
+    try:
+        return tuple(_SAMPLER_LETTERS[letter] for letter in letters)
+    except KeyError as error:
+        known = ", ".join(f"{letter} ({name})" for letter, name in _SAMPLER_LETTERS.items())
+        raise BadValueError(f"has no sampler letter {error.args[0]!r}; there are {known}") from None
+
+
+def json_type(value: object) -> str:
+    """What JSON calls a value, with its article."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case Mapping():
+            return "an object"
+        case _:
+            return "an array"
+
+
+_ABSENT = object()
+_Decode = Callable[[object], object]
+
+
+def _bool_decoder(row: Row) -> _Decode:
+    def decode(value: object) -> object:
+        if value is True or value is False:
+            return value
+        raise BadValueError(f"must be a boolean, but got {json_type(value)}")
+
+    return decode
+
+
+def _int_decoder(row: Row) -> _Decode:
+    def decode(value: object) -> object:
+        if type(value) is int:
+            return limit(row, value)
+        if isinstance(value, float):
+            if value.is_integer():
+                return limit(row, int(value))
+            raise BadValueError(f"must be an integer, but got {value}")
+        raise BadValueError(f"must be an integer, but got {json_type(value)}")
+
+    return decode
+
+
+def _float_decoder(row: Row) -> _Decode:
+    def decode(value: object) -> object:
+        if type(value) is float or type(value) is int:
+            return float(limit(row, value))
+        raise BadValueError(f"must be a number, but got {json_type(value)}")
+
+    return decode
+
+
+def _strings_decoder(row: Row) -> _Decode:
+    lone, skip_empty = row.param.lone, row.param.skip_empty
+    expected = "must be a string or an array of strings" if lone else "must be an array of strings"
+
+    def decode(value: object) -> object:
+        if lone and isinstance(value, str):
+            value = [value]
+        if not isinstance(value, (list, tuple)):
+            raise BadValueError(f"{expected}, but got {json_type(value)}")
+        for item in value:
+            if not isinstance(item, str):
+                raise BadValueError(f"{expected}, but has {json_type(item)} in it")
+        items = tuple(item for item in value if item) if skip_empty else tuple(value)
+        return check_items(row, items) if items or not skip_empty else _ABSENT
+
+    return decode
+
+
+def _samplers_decoder(row: Row) -> _Decode:
+    strings = _strings_decoder(row)
+
+    def decode(value: object) -> object:
+        if isinstance(value, str):
+            return check_items(row, samplers_from_letters(value))
+        return samplers_from_names(cast("tuple[str, ...]", strings(value)))
+
+    return decode
+
+
+_DECODERS: Mapping[Kind, Callable[[Row], _Decode]] = {
+    Kind.BOOL: _bool_decoder,
+    Kind.INT: _int_decoder,
+    Kind.FLOAT: _float_decoder,
+    Kind.STRS: _strings_decoder,
+}
+
+
+class _Field(NamedTuple):
+    """One name of a request field: its attribute's place in the dataclass, its rank among the names, its decoder."""
+
+    place: int
+    rank: int
+    decode: _Decode
+
+
+class _Wire(NamedTuple):
+    """What reading a request needs of a dataclass: its request fields by name, and all its attributes as a tuple."""
+
+    fields: Mapping[str, _Field]
+    values: Callable[[object], tuple[object, ...]]
+
+
+@cache
+def _wire(cls: type) -> _Wire:
+    fields: dict[str, _Field] = {}
+    for place, row in enumerate(_rows(cls)):
+        if row.type is Kind.BIASES:
+            continue
+        for rank, name in enumerate(row.param.http):
+            make = _samplers_decoder if row.param.syntax is Syntax.SAMPLERS else _DECODERS[row.type]
+            fields[name] = _Field(place, rank, make(row))
+    return _Wire(fields, attrgetter(*(row.name for row in _rows(cls))))
+
+
+def parse_fields(cls: type[D], body: Mapping[str, object], defaults: D) -> D:
+    """The parameters of a request: `defaults` with what the JSON object `body` sets.
+
+    null is absent; of several names of a field the first one in the table wins; names that the table does not know are
+    left to the caller. `logit_bias` is left out, as it takes a tokenizer. Raises RequestError, which names the field.
+    """
+    fields, values = _wire(cls)
+    chosen: dict[int, tuple[int, object]] = {}
+    for name, value in body.items():
+        field = fields.get(name)
+        if field is None or value is None:
+            continue
+        try:
+            decoded = field.decode(value)
+        except BadValueError as error:
+            raise RequestError(f'field "{name}" {error}', param=name) from None
+        if decoded is not _ABSENT and (field.place not in chosen or field.rank < chosen[field.place][0]):
+            chosen[field.place] = (field.rank, decoded)
+    if not chosen:
+        return defaults
+    merged = list(values(defaults))
+    for place, (_, decoded) in chosen.items():
+        merged[place] = decoded
+    return cls(*merged)
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """A flag of llama-server that has no row above.
+
+    `values` is how many arguments it takes. `off` are values, and `negated` whole flags, that are accepted because they
+    ask for what Minka does anyway. `note` says why the flag is refused ("is a llama-server flag that ..."), or, in
+    IGNORED, why it has no effect.
+    """
+
+    flags: tuple[str, ...]
+    env: str | None
+    values: int
+    negated: tuple[str, ...]
+    off: tuple[str, ...]
+    note: str
+
+
+NOT_YET = "Minka does not support yet"
+
+
+def foreign(
+    *flags: str,
+    values: int = 1,
+    env: str | None = None,
+    negated: tuple[str, ...] = (),
+    off: tuple[str, ...] = (),
+    note: str = NOT_YET,
+) -> Foreign:
+    """A flag of llama-server that has no row, with one value if not said otherwise."""
+    return Foreign(flags, env, values, negated, off, note)
+
+
+def _removed(*flags: str, env: str | None = None, values: int = 1, use: str) -> Foreign:
+    return foreign(*flags, env=env, values=values, note=f"has been removed: use {use}")
+
+
+# fmt: off
+IGNORED: tuple[Foreign, ...] = (
+    foreign("-dt", "--defrag-thold", env="LLAMA_ARG_DEFRAG_THOLD", note="the KV cache needs no defragmentation"),
+    foreign("-fit", "--fit", env="LLAMA_ARG_FIT", note="Minka does not change what you set to fit the memory"),
+    foreign("-fitt", "--fit-target", env="LLAMA_ARG_FIT_TARGET", note="see --fit"),
+    foreign("-fitc", "--fit-ctx", env="LLAMA_ARG_FIT_CTX", note="see --fit"),
+    foreign("-sps", "--slot-prompt-similarity", note="Minka looks for a shared prefix in every slot"),
+    foreign("--skip-chat-parsing", values=0, negated=("--no-skip-chat-parsing",), env="LLAMA_ARG_SKIP_CHAT_PARSING",
+            note="all that a model writes is content"),
+    foreign("--mmproj-offload", values=0, negated=("--no-mmproj-offload",), env="LLAMA_ARG_MMPROJ_OFFLOAD",
+            note="there is no projector to offload"),
+)
+"""Flags of llama-server that are accepted and have no effect; `note` says why."""
+
+UNSUPPORTED: tuple[Foreign, ...] = (
+    # meta, logging, threads
+    foreign("-cl", "--cache-list", values=0),
+    foreign("--completion-bash", values=0),
+    foreign("--list-devices", values=0),
+    foreign("--log-prompts-dir"),
+    foreign("-C", "--cpu-mask"),
+    foreign("-Cr", "--cpu-range"),
+    foreign("--cpu-strict", off=("0",)),
+    foreign("--prio", off=("0",)),
+    foreign("--poll", off=("50",)),
+    foreign("-Cb", "--cpu-mask-batch"),
+    foreign("-Crb", "--cpu-range-batch"),
+    foreign("--cpu-strict-batch", off=("0",)),
+    foreign("--prio-batch", off=("0",)),
+    foreign("--poll-batch"),
+    foreign("--numa", env="LLAMA_ARG_NUMA"),
+    # context and caches
+    foreign("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints", env="LLAMA_ARG_CTX_CHECKPOINTS", off=("0",)),
+    foreign("-cms", "--checkpoint-min-step", env="LLAMA_ARG_CHECKPOINT_MIN_SPACING_NT"),
+    foreign("-cram", "--cache-ram", env="LLAMA_ARG_CACHE_RAM", off=("0",)),
+    foreign("--cache-idle-slots", values=0, negated=("--no-cache-idle-slots",), env="LLAMA_ARG_CACHE_IDLE_SLOTS"),
+    foreign("--context-shift", values=0, negated=("--no-context-shift",), env="LLAMA_ARG_CONTEXT_SHIFT"),
+    foreign("--cache-reuse", env="LLAMA_ARG_CACHE_REUSE", off=("0",)),
+    foreign("--slot-save-path"),
+    foreign("--sleep-idle-seconds", off=("-1",)),
+    # model and devices
+    foreign("-mu", "--model-url", env="LLAMA_ARG_MODEL_URL"),
+    foreign("-dr", "--docker-repo", env="LLAMA_ARG_DOCKER_REPO"),
+    foreign("--lora"),
+    foreign("--lora-scaled"),
+    foreign("--lora-init-without-apply", values=0),
+    foreign("--control-vector"),
+    foreign("--control-vector-scaled"),
+    foreign("--control-vector-layer-range", values=2),
+    foreign("--rpc", env="LLAMA_ARG_RPC"),
+    foreign("-lzm", "--lazy-mode", env="LLAMA_ARG_LAZY_MODE", off=("auto", "off")),
+    foreign("-dev", "--device", env="LLAMA_ARG_DEVICE"),
+    foreign("-ot", "--override-tensor", env="LLAMA_ARG_OVERRIDE_TENSOR"),
+    foreign("-cmoe", "--cpu-moe", values=0, env="LLAMA_ARG_CPU_MOE"),
+    foreign("-ncmoe", "--n-cpu-moe", env="LLAMA_ARG_N_CPU_MOE", off=("0",)),
+    foreign("-ncffn", "--n-cpu-ffn", env="LLAMA_ARG_N_CPU_FFN", off=("0",)),
+    foreign("--override-kv"),
+    foreign("--pooling", env="LLAMA_ARG_POOLING", off=("none",)),
+    _removed("--mmap", values=0, env="LLAMA_ARG_MMAP", use="--load-mode mmap"),
+    _removed("--no-mmap", values=0, env="LLAMA_ARG_NO_MMAP", use="--load-mode none"),
+    _removed("--mlock", values=0, env="LLAMA_ARG_MLOCK", use="--load-mode mlock"),
+    _removed("-dio", "--direct-io", values=0, env="LLAMA_ARG_DIO", use="--load-mode dio"),
+    # images, sound, video
+    foreign("-mm", "--mmproj", env="LLAMA_ARG_MMPROJ"),
+    foreign("-mmu", "--mmproj-url", env="LLAMA_ARG_MMPROJ_URL"),
+    foreign("--mmproj-auto", values=0, negated=("--no-mmproj", "--no-mmproj-auto"), env="LLAMA_ARG_MMPROJ_AUTO"),
+    foreign("-mmdev", "--mmproj-device", env="MTMD_BACKEND_DEVICE"),
+    foreign("--image-min-tokens", env="LLAMA_ARG_IMAGE_MIN_TOKENS"),
+    foreign("--image-max-tokens", env="LLAMA_ARG_IMAGE_MAX_TOKENS"),
+    foreign("--mtmd-batch-max-tokens", env="LLAMA_ARG_MTMD_BATCH_MAX_TOKENS"),
+    foreign("--video-fps", env="LLAMA_ARG_VIDEO_FPS"),
+    foreign("--video-timestamp-interval", env="LLAMA_ARG_VIDEO_TIMESTAMP_INTERVAL"),
+    foreign("--video-ffmpeg-dir", env="LLAMA_ARG_VIDEO_FFMPEG_DIR"),
+    foreign("--media-path"),
+    # sampling and constraints
+    foreign("--grammar", off=("",)),
+    foreign("--grammar-file"),
+    foreign("-j", "--json-schema"),
+    foreign("-jf", "--json-schema-file"),
+    foreign("-bs", "--backend-sampling", values=0, env="LLAMA_ARG_BACKEND_SAMPLING"),
+    # server
+    foreign("--ui-config", "--webui-config", env="LLAMA_ARG_UI_CONFIG", off=("", "{}")),
+    foreign("--ui-config-file", "--webui-config-file", env="LLAMA_ARG_UI_CONFIG_FILE"),
+    foreign("--ui-mcp-proxy", "--webui-mcp-proxy", values=0, negated=("--no-ui-mcp-proxy", "--no-webui-mcp-proxy"),
+            env="LLAMA_ARG_UI_MCP_PROXY"),
+    foreign("--tools", env="LLAMA_ARG_TOOLS"),
+    foreign("--tools-runtime", env="LLAMA_ARG_TOOLS_RUNTIME"),
+    foreign("--mcp-servers-config", env="LLAMA_ARG_MCP_SERVERS_CONFIG"),
+    foreign("--mcp-servers-json", env="LLAMA_ARG_MCP_SERVERS_JSON"),
+    foreign("-ag", "--agent", values=0, negated=("-no-ag", "--no-agent"), env="LLAMA_ARG_AGENT"),
+    foreign("--embedding", "--embeddings", values=0, env="LLAMA_ARG_EMBEDDINGS"),
+    foreign("--rerank", "--reranking", values=0, env="LLAMA_ARG_RERANKING"),
+    foreign("--embd-normalize"),
+    foreign("--spm-infill", values=0),
+    # reasoning
+    foreign("--reasoning-format", env="LLAMA_ARG_THINK", off=("none", "auto")),
+    foreign("-rea", "--reasoning", env="LLAMA_ARG_REASONING", off=("auto",)),
+    foreign("--reasoning-effort", env="LLAMA_ARG_REASONING_EFFORT", off=("default",)),
+    foreign("--reasoning-budget", env="LLAMA_ARG_THINK_BUDGET", off=("-1",)),
+    foreign("--reasoning-budget-message", env="LLAMA_ARG_THINK_BUDGET_MESSAGE", off=("",)),
+    foreign("--reasoning-preserve", values=0, negated=("--no-reasoning-preserve",),
+            env="LLAMA_ARG_REASONING_PRESERVE"),
+    # router
+    foreign("--models-dir", env="LLAMA_ARG_MODELS_DIR"),
+    foreign("--models-preset", env="LLAMA_ARG_MODELS_PRESET"),
+    foreign("--models-max", env="LLAMA_ARG_MODELS_MAX"),
+    foreign("--models-autoload", values=0, negated=("--no-models-autoload",), env="LLAMA_ARG_MODELS_AUTOLOAD"),
+    # speculative decoding
+    foreign("-lcs", "--lookup-cache-static"),
+    foreign("-lcd", "--lookup-cache-dynamic"),
+    foreign("--spec-type", env="LLAMA_ARG_SPEC_TYPE", off=("none",)),
+    foreign("--spec-default", values=0),
+    foreign("--spec-draft-model", "-md", "--model-draft", env="LLAMA_ARG_SPEC_DRAFT_MODEL"),
+    foreign("--spec-draft-hf", "-hfd", "-hfrd", "--hf-repo-draft", env="LLAMA_ARG_SPEC_DRAFT_HF_REPO"),
+    foreign("--spec-draft-n-max", env="LLAMA_ARG_SPEC_DRAFT_N_MAX", off=("0",)),
+    foreign("--spec-draft-n-min", env="LLAMA_ARG_SPEC_DRAFT_N_MIN", off=("0",)),
+    foreign("--spec-draft-p-min", "--draft-p-min", env="LLAMA_ARG_SPEC_DRAFT_P_MIN"),
+    foreign("--spec-draft-p-split", "--draft-p-split", env="LLAMA_ARG_SPEC_DRAFT_P_SPLIT"),
+    foreign("--spec-draft-backend-sampling", values=0, negated=("--no-spec-draft-backend-sampling",),
+            env="LLAMA_ARG_SPEC_DRAFT_BACKEND_SAMPLING"),
+    foreign("--spec-draft-device", "-devd", "--device-draft"),
+    foreign("--spec-draft-ngl", "-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft",
+            env="LLAMA_ARG_N_GPU_LAYERS_DRAFT"),
+    foreign("--spec-draft-type-k", "-ctkd", "--cache-type-k-draft", env="LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K"),
+    foreign("--spec-draft-type-v", "-ctvd", "--cache-type-v-draft", env="LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V"),
+    foreign("--spec-draft-override-tensor", "-otd", "--override-tensor-draft"),
+    foreign("--spec-draft-cpu-moe", "-cmoed", "--cpu-moe-draft", values=0, env="LLAMA_ARG_SPEC_DRAFT_CPU_MOE"),
+    foreign("--spec-draft-n-cpu-moe", "--spec-draft-ncmoe", "-ncmoed", "--n-cpu-moe-draft",
+            env="LLAMA_ARG_SPEC_DRAFT_N_CPU_MOE"),
+    foreign("--spec-draft-threads", "-td", "--threads-draft"),
+    foreign("--spec-draft-threads-batch", "-tbd", "--threads-batch-draft"),
+    foreign("--spec-draft-cpu-mask", "-Cd", "--cpu-mask-draft"),
+    foreign("--spec-draft-cpu-range", "-Crd", "--cpu-range-draft"),
+    foreign("--spec-draft-cpu-strict", "--cpu-strict-draft"),
+    foreign("--spec-draft-prio", "--prio-draft"),
+    foreign("--spec-draft-poll", "--poll-draft"),
+    foreign("--spec-draft-cpu-mask-batch", "-Cbd", "--cpu-mask-batch-draft"),
+    foreign("--spec-draft-cpu-strict-batch", "--cpu-strict-batch-draft"),
+    foreign("--spec-draft-prio-batch", "--prio-batch-draft"),
+    foreign("--spec-draft-poll-batch", "--poll-batch-draft"),
+    foreign("--spec-synth-len", env="LLAMA_ARG_SPEC_SYNTH_LEN"),
+    foreign("--spec-synth-rates", env="LLAMA_ARG_SPEC_SYNTH_RATES"),
+    foreign("--spec-ngram-mod-n-match"),
+    foreign("--spec-ngram-mod-n-min"),
+    foreign("--spec-ngram-mod-n-max"),
+    foreign("--spec-ngram-simple-size-n"),
+    foreign("--spec-ngram-simple-size-m"),
+    foreign("--spec-ngram-simple-min-hits"),
+    foreign("--spec-ngram-map-k-size-n"),
+    foreign("--spec-ngram-map-k-size-m"),
+    foreign("--spec-ngram-map-k-min-hits"),
+    foreign("--spec-ngram-map-k4v-size-n"),
+    foreign("--spec-ngram-map-k4v-size-m"),
+    foreign("--spec-ngram-map-k4v-min-hits"),
+    _removed("--draft", "--draft-n", "--draft-max", env="LLAMA_ARG_DRAFT_MAX",
+             use="--spec-draft-n-max or --spec-ngram-mod-n-max"),
+    _removed("--draft-min", "--draft-n-min", env="LLAMA_ARG_DRAFT_MIN",
+             use="--spec-draft-n-min or --spec-ngram-mod-n-min"),
+    _removed("--spec-ngram-size-n", use="--spec-ngram-*-size-n or --spec-ngram-mod-n-match"),
+    _removed("--spec-ngram-size-m", use="--spec-ngram-*-size-m"),
+    _removed("--spec-ngram-min-hits", use="--spec-ngram-*-min-hits"),
+    # model presets
+    foreign("--embd-gemma-default", values=0),
+    foreign("--fim-qwen-1.5b-default", values=0),
+    foreign("--fim-qwen-3b-default", values=0),
+    foreign("--fim-qwen-7b-default", values=0),
+    foreign("--fim-qwen-7b-spec", values=0),
+    foreign("--fim-qwen-14b-spec", values=0),
+    foreign("--fim-qwen-30b-default", values=0),
+    foreign("--gpt-oss-20b-default", values=0),
+    foreign("--gpt-oss-120b-default", values=0),
+    foreign("--vision-gemma-4b-default", values=0),
+    foreign("--vision-gemma-12b-default", values=0),
+)
+"""Every other flag of llama-server: using one is an error, but for what `off` and `negated` allow."""
+# fmt: on
+
+UNSUPPORTED_FIELDS: Mapping[str, tuple[object, ...]] = MappingProxyType(
+    {
+        "n_cache_reuse": (0,),
+        "lora": ([],),
+        "grammar": ("",),
+        "grammar_lazy": (False,),
+        "grammar_triggers": ([],),
+        "json_schema": (),
+        "response_format": ({"type": "text"},),
+        "backend_sampling": (False,),
+        "logprobs": (False,),
+        "top_logprobs": (0,),
+        "tools": ([],),
+        "tool_choice": ("none", "auto"),
+        "parallel_tool_calls": (True, False),
+        "parse_tool_calls": (True, False),
+        "functions": ([],),
+        "function_call": ("none", "auto"),
+        "reasoning_format": ("none", "auto"),
+        "reasoning_effort": ("default",),
+        "reasoning_control": (False,),
+        "reasoning_budget_tokens": (-1,),
+        "thinking_budget_tokens": (-1,),
+        "reasoning_budget_message": ("",),
+        "reasoning_budget_start_tag": ("",),
+        "reasoning_budget_end_tag": ("",),
+        "reasoning_budget_end_tags": ([],),
+        "modalities": (["text"],),
+        "audio": (),
+        "prediction": (),
+        "web_search_options": (),
+        "verbosity": ("medium",),
+        "best_of": (1,),
+        "echo": (False,),
+        "suffix": ("",),
+    }
+)
+"""Request fields of OpenAI and llama-server that Minka does not support yet, with the values that ask for nothing."""
+
+ACCEPTED_FIELDS: Mapping[str, tuple[object, ...] | None] = MappingProxyType(
+    {
+        "model": None,
+        "user": None,
+        "metadata": None,
+        "safety_identifier": None,
+        "prompt_cache_key": None,
+        "prompt_cache_retention": None,
+        "store": (False,),
+        "service_tier": ("auto", "default"),
+    }
+)
+"""Request fields of OpenAI that need no support and are ignored: with any value (None), or with these values."""
+
+
+def refuse_unsupported(body: Mapping[str, object], *, supported: Collection[str] = ()) -> None:
+    """Raise UnsupportedError, which names the field, if a request asks for what Minka does not support yet.
+
+    null is absent. `supported` are fields that the caller reads itself, whatever the tables say.
+    """
+    for name, value in body.items():
+        neutral = UNSUPPORTED_FIELDS.get(name, ACCEPTED_FIELDS.get(name))
+        if value is None or neutral is None or name in supported or value in neutral:
+            continue
+        allowed = f"; only {' or '.join(json.dumps(choice) for choice in neutral)} is" if neutral else ""
+        raise UnsupportedError(f'field "{name}" is not supported yet{allowed}', param=name)
