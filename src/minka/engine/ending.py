@@ -1,0 +1,28 @@
+"""When a run ends: stop string, end token, token limit, context limit, time limit. Pure: it reads a run."""
+
+from __future__ import annotations
+
+from minka.engine.slot import Run
+from minka.native.protocol import Backend
+from minka.types import FinishReason
+
+
+def ending(run: Run, token: int, backend: Backend, now: float) -> FinishReason | None:
+    """Why the run ends with this token, None if it goes on.
+
+    An end token counts before a limit that is reached at the same time: the text is whole.
+    """
+    if run.text.stopped:
+        return FinishReason.WORD
+    if backend.vocab.is_eog(token):
+        return FinishReason.EOS
+    limited = (
+        0 <= run.job.n_predict <= run.n_generated or len(run.tokens) >= backend.n_ctx_seq or _out_of_time(run, now)
+    )
+    return FinishReason.LIMIT if limited else None
+
+
+def _out_of_time(run: Run, now: float) -> bool:
+    """`t_max_predict_ms` lets a line end: it counts only once there is a new line in the text."""
+    limit = run.job.t_max_predict_ms
+    return limit > 0 and run.has_new_line and (now - run.first_token) * 1e3 > limit

@@ -1,0 +1,212 @@
+"""The engine as its users see it: submit a job, read its events, cancel it. Owns the thread that owns the backend."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
+from time import perf_counter
+
+from minka.engine.inbox import ThreadInbox
+from minka.engine.loop import Loop
+from minka.engine.outbox import Outbox
+from minka.engine.slot import Run
+from minka.errors import ContextSizeError, MinkaError, NativeError, QueueFullError, RequestError, UnavailableError
+from minka.native.protocol import Backend
+from minka.types import Cancelled, EngineView, Event, Failed, Finished, Inbox, Job
+
+log = logging.getLogger("minka.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """`queue_size`: jobs that may wait for a slot. `max_gap_ms`: longest pause of a running stream. `check`: test laws
+    after every step instead of only when idle."""
+
+    queue_size: int = 512
+    max_gap_ms: int = 200
+    check: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Submit:
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class _Cancel:
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    reply: Future[EngineView]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    pass
+
+
+_Message = _Submit | _Cancel | _Look | _Stop
+
+
+class Engine:
+    """Runs jobs on a backend. Its methods may be called from any thread; events come from the engine's own."""
+
+    def __init__(self, backend: Backend, config: EngineConfig | None = None) -> None:
+        self._backend = backend
+        self._config = config or EngineConfig()
+        self._messages: SimpleQueue[_Message] = SimpleQueue()
+        self._open: set[str] = set()
+        self._lock = Lock()
+        self._stopped = False
+        self._loop = Loop(backend, Outbox(self._forget), max_gap=self._config.max_gap_ms / 1e3)
+        self._thread = Thread(target=self._work, name="minka-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job, inbox: Inbox) -> None:
+        """Queue a job; its events go to the inbox, the last one is Finished, Failed or Cancelled.
+
+        Raises RequestError or ContextSizeError for a job that can never run, QueueFullError if too many wait already,
+        UnavailableError after `close`.
+        """
+        self._check(job)
+        seed = job.sampling.seed if job.sampling.seed >= 0 else secrets.randbits(32)
+        run = Run(job, inbox, seed, perf_counter())
+        with self._lock:
+            if self._stopped:
+                raise UnavailableError("the engine is stopping")
+            if job.id in self._open:
+                raise RequestError(f"a job with the id {job.id} is running already", param="id")
+            if len(self._open) >= self._backend.n_seq_max + self._config.queue_size:
+                raise QueueFullError(f"the queue is full: {self._config.queue_size} requests wait already")
+            self._open.add(job.id)
+            self._messages.put(_Submit(run))
+
+    def _check(self, job: Job) -> None:
+        n_vocab, n_ctx = self._backend.vocab.n_tokens, self._backend.n_ctx_seq
+        if not job.prompt:
+            raise RequestError("the prompt has no tokens", param="prompt")
+        if len(job.prompt) >= n_ctx:
+            raise ContextSizeError(len(job.prompt), n_ctx)
+        if bad := next((token for token in job.prompt if not 0 <= token < n_vocab), None):
+            raise RequestError(f"token id {bad} is outside the vocabulary (0 to {n_vocab - 1})", param="prompt")
+        if not -1 <= job.id_slot < self._backend.n_seq_max:
+            raise RequestError(
+                f"id_slot must be -1 to {self._backend.n_seq_max - 1}, but is {job.id_slot}", param="id_slot"
+            )
+
+    def cancel(self, id: str) -> None:
+        """End a job as soon as the running step is over; its last event is Cancelled. Unknown ids are ignored."""
+        self._messages.put(_Cancel(id))
+
+    def stream(self, job: Job) -> Iterator[Event]:
+        """Submit, and iterate over the events in this thread. Leaving the iteration early cancels the job.
+
+        Raises the error of a job that fails.
+        """
+        inbox = ThreadInbox()
+        self.submit(job, inbox)
+        ended = False
+        try:
+            while not ended:
+                event = inbox.get()
+                ended = isinstance(event, Finished | Failed | Cancelled)
+                if isinstance(event, Failed):
+                    raise event.error
+                yield event
+        finally:
+            if not ended:
+                self.cancel(job.id)
+
+    def view(self) -> Future[EngineView]:
+        """The engine's state between two steps."""
+        reply: Future[EngineView] = Future()
+        with self._lock:
+            if self._stopped:
+                reply.cancel()
+            else:
+                self._messages.put(_Look(reply))
+        return reply
+
+    def close(self) -> None:
+        """Fail what is still running, stop the thread, free the backend. Idempotent."""
+        with self._lock:
+            self._stopped = True
+        self._messages.put(_Stop())
+        self._thread.join()
+        self._backend.close()
+
+    @property
+    def n_open(self) -> int:
+        """Jobs that were submitted and have not ended."""
+        return len(self._open)
+
+    def _forget(self, id: str) -> None:
+        with self._lock:
+            self._open.discard(id)
+
+    # -- the engine's thread -------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        running = True
+        while running:
+            for message in self._take():
+                running = running and self._handle(message)
+            running = self._step() and running
+        with self._lock:
+            self._stopped = True
+        while not self._messages.empty():
+            match self._messages.get():
+                case _Submit(run):
+                    self._loop.queue.put(run)
+                case _Look(reply):
+                    reply.cancel()
+        self._abandon(UnavailableError("the server is stopping"))
+
+    def _step(self) -> bool:
+        """One step. An error in it ends all jobs; False if the engine cannot go on after that."""
+        try:
+            self._loop.step()
+            if self._config.check or not self._loop.busy:
+                self._loop.check()
+        except Exception as error:
+            log.exception("a step failed; all running jobs end")
+            return self._abandon(NativeError(f"internal error of the engine: {error}"))
+        return True
+
+    def _abandon(self, error: MinkaError) -> bool:
+        try:
+            self._loop.abandon(error)
+        except Exception:
+            log.exception("the backend cannot be emptied; the engine stops")
+            return False
+        return True
+
+    def _take(self) -> Iterator[_Message]:
+        """Messages that are there; waits for one if there is nothing to compute."""
+        if not self._loop.busy:
+            yield self._messages.get()
+        while True:
+            try:
+                yield self._messages.get_nowait()
+            except Empty:
+                return
+
+    def _handle(self, message: _Message) -> bool:
+        match message:
+            case _Submit(run):
+                self._loop.queue.put(run)
+            case _Cancel(id):
+                self._loop.cancel(id)
+            case _Look(reply):
+                if reply.set_running_or_notify_cancel():
+                    reply.set_result(self._loop.view())
+            case _Stop():
+                return False
+        return True

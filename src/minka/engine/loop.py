@@ -1,0 +1,351 @@
+"""One step of the engine: admit, plan, decode, accept, publish. It carries out what the pure policies decide.
+
+Law, checked by `check`: a slot's n_past, the ledger of cells and the backend's sequence length are always equal.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from time import perf_counter
+
+from minka.engine import prefix_cache, scheduler
+from minka.engine.cells import Cells
+from minka.engine.ending import ending
+from minka.engine.logprobs import Distribution, after_sampling
+from minka.engine.metrics import view_slot
+from minka.engine.outbox import Outbox
+from minka.engine.prefix_cache import Placement
+from minka.engine.queue import Queue
+from minka.engine.scheduler import Grant, Scheduler
+from minka.engine.slot import Run, Slot
+from minka.errors import MinkaError, NativeError
+from minka.native.protocol import Backend, Decoded
+from minka.types import (
+    Cancelled,
+    Counters,
+    EngineView,
+    Failed,
+    Finished,
+    FinishReason,
+    Progress,
+    Started,
+    Token,
+    TokenLogprobs,
+)
+
+log = logging.getLogger("minka.engine")
+
+Clock = Callable[[], float]
+
+
+class Loop:
+    """Slots, queue and backend of one context. One thread calls it; nothing here waits or locks."""
+
+    def __init__(self, backend: Backend, outbox: Outbox, *, max_gap: float, clock: Clock = perf_counter) -> None:
+        self._backend = backend
+        self._outbox = outbox
+        self._clock = clock
+        self._slots = [Slot(seq) for seq in range(backend.n_seq_max)]
+        self._cells = Cells(backend.n_seq_max, unified=backend.kv_unified)
+        self._scheduler = Scheduler(backend.n_batch, max_gap)
+        self._n_admitted = 0
+        self.queue = Queue()
+        self.counters = Counters()
+
+    # -- one step ----------------------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Compute one batch. False if there was nothing to compute."""
+        self._end_waits()
+        self._admit()
+        rows = self._decode()
+        for grant, row in rows:
+            self._advance(self._slots[grant.slot], grant.n, row)
+        self._outbox.send()
+        return bool(rows)
+
+    @property
+    def busy(self) -> bool:
+        """Whether any run is in a slot or waits for one."""
+        return bool(self.queue) or any(not slot.idle for slot in self._slots)
+
+    # -- admit -------------------------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        for run in list(self.queue):
+            if all(not slot.idle for slot in self._slots):
+                return
+            placement = prefix_cache.place(run, self._slots, self._floors())
+            if placement is None:
+                continue  # it wants a certain slot; those behind it need not wait for that
+            if not self._has_room(run, placement):
+                return
+            self.queue.take(run)
+            self._start(run, placement)
+
+    def _floors(self) -> list[int]:
+        return [self._backend.floor(slot.id) for slot in self._slots]
+
+    def _has_room(self, run: Run, placement: Placement) -> bool:
+        if not self._backend.kv_unified:
+            return True
+        busy = [slot.id for slot in self._slots if not slot.idle]
+        kept = placement.wait.n if placement.wait else placement.n_reuse if placement.source in busy else 0
+        need = len(run.tokens) - kept
+        return scheduler.has_room(need, self._slots, self._backend.n_ctx, self._cells.used_by(busy))
+
+    def _start(self, run: Run, placement: Placement) -> None:
+        slot = self._slots[placement.slot]
+        try:
+            if run.sampler is None:
+                run.sampler = self._backend.sampler(run.job.sampling, run.seed)
+                run.sampler.accept(run.tokens)
+            self._take_over(slot, placement)
+        except MinkaError as error:
+            self._outbox.put(run.inbox, Failed(run.job.id, error))
+            self._close(run)
+            if slot.n_past != self._backend.length(slot.id):
+                self._cut(slot, 0)  # the share failed half-way
+            return
+        slot.tokens, slot.run, slot.wait = run.tokens, run, placement.wait
+        slot.last_job, slot.last_used = run.job, self._clock()
+        if run.order < 0:
+            self._n_admitted += 1
+            run.order, run.started = self._n_admitted, slot.last_used
+        if slot.wait is None:
+            self._announce(slot, run)
+
+    def _take_over(self, slot: Slot, placement: Placement) -> None:
+        """Make the slot's sequence hold the tokens that the placement found, and nothing else."""
+        n = placement.n_reuse
+        if placement.source in (-1, slot.id):
+            self._cut(slot, n)
+            return
+        self._backend.share(placement.source, slot.id, n)
+        self._cells.share(placement.source, slot.id, n)
+        slot.n_past = n
+
+    def _cut(self, slot: Slot, n: int) -> None:
+        self._backend.cut(slot.id, n)
+        self._cells.cut(slot.id, n)
+        slot.n_past = n
+        if slot.run is None:
+            slot.tokens = slot.tokens[:n]
+
+    def _announce(self, slot: Slot, run: Run) -> None:
+        """Tell the client that its run starts, once, as soon as it is known how much of it is cached."""
+        if run.announced:
+            return  # it comes back after it was preempted
+        run.announced, run.n_cached = True, slot.n_past
+        self.counters.cached_tokens += run.n_cached
+        self._outbox.put(run.inbox, Started(run.job.id, slot.id, run.n_prompt, run.n_cached))
+        self._progress(slot, run)
+
+    def _progress(self, slot: Slot, run: Run) -> None:
+        if run.job.return_progress:
+            elapsed = (self._clock() - run.started) * 1e3
+            done = min(slot.n_past, run.n_prompt)
+            self._outbox.put(run.inbox, Progress(run.job.id, slot.id, run.n_prompt, run.n_cached, done, elapsed))
+
+    def _end_waits(self) -> None:
+        """Let slots go on whose leader has computed what they wait for, or will not do so any more."""
+        for slot in self._slots:
+            if slot.run is None or slot.wait is None:
+                continue
+            leader = self._slots[slot.wait.leader]
+            if not prefix_cache.wait_is_over(slot.wait, leader):
+                continue
+            run, slot.run, slot.wait = slot.run, None, None
+            slot.tokens = slot.tokens[: slot.n_past]
+            again = prefix_cache.place(run, self._slots, self._floors(), only=slot.id)
+            assert again is not None, "the slot was freed just now"
+            self._start(run, again)
+
+    # -- plan and decode ---------------------------------------------------------------------------------------------
+
+    def _decode(self) -> list[tuple[Grant, int]]:
+        """Compute the planned batch; grants with the logits row of their last token, -1 if none was wanted."""
+        while grants := self._scheduler.plan(self._slots):
+            began = self._clock()
+            rows = [self._fill(self._slots[grant.slot], grant.n) for grant in grants]
+            try:
+                decoded = self._backend.decode()
+            except NativeError as error:
+                self._fail(grants, error)
+                continue
+            if decoded is Decoded.OK:
+                self._observe(grants, self._clock() - began)
+                return list(zip(grants, rows, strict=True))
+            self._make_room()
+        return []
+
+    def _fill(self, slot: Slot, n: int) -> int:
+        wanted = n == slot.pending
+        tokens = slot.tokens[slot.n_past : slot.n_past + n]
+        row = self._backend.add(slot.id, tokens, slot.n_past, logits=int(wanted))
+        return row if wanted else -1
+
+    def _observe(self, grants: Sequence[Grant], seconds: float) -> None:
+        n_decode = sum(self._slots[grant.slot].generating for grant in grants)
+        n_prefill = sum(grant.n for grant in grants if not self._slots[grant.slot].generating)
+        self._scheduler.speed.observe(n_prefill, n_decode, seconds)
+        self.counters.decode_calls += 1
+        self.counters.busy_slots += len(grants)
+
+    def _make_room(self) -> None:
+        """Free KV cells: text of an idle slot, else the run that matters least goes back to the queue."""
+        idle = [slot for slot in self._slots if slot.idle and slot.n_past]
+        if idle:
+            self._cut(min(idle, key=lambda slot: slot.last_used), 0)
+            return
+        slot = scheduler.victim(self._slots)
+        if slot is None:
+            lost = [Grant(slot.id, 0) for slot in self._slots if not slot.idle]
+            self._fail(lost, NativeError("the KV cache has no room for this request although it is alone"))
+            return
+        assert slot.run is not None, "a victim has a run"
+        log.info("the KV cache is full: job %s gives way and is computed again later", slot.run.job.id)
+        self.counters.preempted += 1
+        self.queue.put_back(slot.run)
+        self._release(slot)
+        self._cut(slot, 0)
+
+    # -- accept ------------------------------------------------------------------------------------------------------
+
+    def _advance(self, slot: Slot, n: int, row: int) -> None:
+        """Book the computed tokens; if they were the last ones, sample the next."""
+        run = slot.run
+        assert run is not None, "only slots with a run are granted tokens"
+        slot.n_past += n
+        self._cells.extend(slot.id, n)
+        self.counters.n_tokens_max = max(self.counters.n_tokens_max, slot.n_past)
+        if not run.n_generated:
+            self.counters.prompt_tokens += n
+            self._progress(slot, run)
+        if row < 0:
+            return
+        try:
+            self._sample(slot, run, row)
+        except MinkaError as error:
+            self._drop(slot, error)
+
+    def _sample(self, slot: Slot, run: Run, row: int) -> None:
+        now = self._clock()
+        if not run.first_token:
+            run.first_token = now
+            self.counters.prompt_seconds += now - run.started
+        if run.job.n_predict == 0:
+            self._finish(slot, run, FinishReason.LIMIT)
+            return
+        token, logprobs = self._pick(run, row)
+        run.tokens.append(token)
+        run.last_token = now
+        self.counters.predicted_tokens += 1
+        special = token in run.job.preserved_tokens
+        text = run.text.feed(self._backend.vocab.piece(token, special=special))
+        run.has_new_line = run.has_new_line or "\n" in text
+        self._outbox.put(run.inbox, Token(run.job.id, slot.id, token, text, run.timings(now), logprobs))
+        if reason := ending(run, token, self._backend, now):
+            self._finish(slot, run, reason)
+
+    def _pick(self, run: Run, row: int) -> tuple[int, TokenLogprobs | None]:
+        assert run.sampler is not None, "a run in a slot has a sampler"
+        wanted, vocab = run.job.sampling, self._backend.vocab
+        if not wanted.n_probs:
+            return run.sampler.sample(row), None
+        if wanted.post_sampling_probs:
+            token = run.sampler.sample(row)
+            return token, after_sampling(token, run.sampler.candidates(), wanted.n_probs, vocab)
+        before = Distribution(self._backend.logits(row), wanted.n_probs)
+        token = run.sampler.sample(row)
+        return token, before.of(token, vocab)
+
+    # -- ends --------------------------------------------------------------------------------------------------------
+
+    def _finish(self, slot: Slot, run: Run, reason: FinishReason) -> None:
+        now = self._clock()
+        rest = "" if run.text.stopped else run.text.flush()
+        if run.text.stopped:
+            reason = FinishReason.WORD
+        self.counters.predicted_seconds += now - run.first_token
+        full = reason is FinishReason.LIMIT and len(run.tokens) >= self._backend.n_ctx_seq
+        self._outbox.put(
+            run.inbox,
+            Finished(
+                id=run.job.id,
+                slot=slot.id,
+                reason=reason,
+                text=rest,
+                timings=run.timings(now),
+                stop_word=run.text.stop_word,
+                truncated=full,
+                n_past=slot.n_past,
+            ),
+        )
+        self._close(run)
+        self._release(slot)
+
+    def _release(self, slot: Slot) -> None:
+        """The slot is free; its sequence keeps what it holds, for prompts that start the same."""
+        slot.run = slot.wait = None
+        slot.tokens = slot.tokens[: slot.n_past]
+        slot.last_used = self._clock()
+
+    def _drop(self, slot: Slot, error: MinkaError) -> None:
+        """End a slot's run with an error, and forget its sequence."""
+        if slot.run is not None:
+            self._outbox.put(slot.run.inbox, Failed(slot.run.job.id, error))
+            self._close(slot.run)
+            self._release(slot)
+        self._cut(slot, 0)
+
+    def _fail(self, grants: Iterable[Grant], error: MinkaError) -> None:
+        for grant in grants:
+            self._drop(self._slots[grant.slot], error)
+
+    @staticmethod
+    def _close(run: Run) -> None:
+        if run.sampler is not None:
+            run.sampler.close()
+            run.sampler = None
+
+    def cancel(self, id: str) -> None:
+        """End a job wherever it is: queued, waiting, in prefill, generating. Unknown ids are ignored."""
+        for run in self.queue.remove(lambda run: run.job.id == id):
+            self._close(run)
+            self._outbox.put(run.inbox, Cancelled(id))
+        for slot in self._slots:
+            if slot.run is not None and slot.run.job.id == id:
+                self._outbox.put(slot.run.inbox, Cancelled(id))
+                self._close(slot.run)
+                self._release(slot)
+
+    def abandon(self, error: MinkaError) -> None:
+        """End every job with an error: the engine stops, or met a bug."""
+        runs = [*self.queue.remove(lambda _run: True), *(slot.run for slot in self._slots if slot.run is not None)]
+        for run in runs:
+            self._outbox.put(run.inbox, Failed(run.job.id, error))
+            self._close(run)
+        self._outbox.send()
+        self._backend.discard()
+        for slot in self._slots:
+            self._release(slot)
+            self._cut(slot, 0)
+
+    # -- look --------------------------------------------------------------------------------------------------------
+
+    def view(self) -> EngineView:
+        """A copy of the state, for `/slots` and the metrics."""
+        slots = tuple(map(view_slot, self._slots))
+        counters = Counters(**{name: getattr(self.counters, name) for name in Counters.__slots__})
+        return EngineView(slots, len(self.queue), counters, self._cells.used)
+
+    def check(self) -> None:
+        """Raise NativeError if slots, ledger and backend disagree."""
+        for slot in self._slots:
+            counts = (slot.n_past, self._cells.length(slot.id), self._backend.length(slot.id))
+            if len(set(counts)) > 1 or slot.n_past > len(slot.tokens):
+                raise NativeError(f"slot {slot.id}: n_past, ledger and KV cache disagree: {counts}")
+        if self._cells.used > self._backend.n_ctx:
+            raise NativeError(f"{self._cells.used} cells in use of {self._backend.n_ctx}")

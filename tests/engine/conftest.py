@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from tests.engine.rig import Rig
+from tests.fakes import FakeBackend
+
+
+@pytest.fixture(params=["unified", "split"])
+def unified(request: pytest.FixtureRequest) -> bool:
+    """Both layouts of the KV cache."""
+    return bool(request.param == "unified")
+
+
+@pytest.fixture
+def rig(unified: bool) -> Iterator[Callable[..., Rig]]:
+    """Makes rigs over a `FakeBackend` of the layout; at the end of the test the backends are verified."""
+    with ExitStack() as rigs:
+
+        def make(*, max_gap: float = 0.2, **options: object) -> Rig:
+            options = {"unified": unified, **options}
+            return rigs.enter_context(Rig(FakeBackend(**options), max_gap=max_gap))  # type: ignore[arg-type]
+
+        yield make
