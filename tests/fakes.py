@@ -18,7 +18,7 @@ from typing import Literal, NoReturn
 import numpy as np
 
 from minka.errors import NativeError, RequestError
-from minka.native.protocol import Decoded, Logits
+from minka.native.protocol import Block, Decoded, Logits
 from minka.params import SamplingParams
 
 BOS, EOS, CONTROL = 256, 257, 258
@@ -62,6 +62,7 @@ class FakeVocab:
         self.n_tokens = len(self._pieces)
         self.bos, self.eos = BOS, EOS
         self.add_bos, self.add_eos = add_bos, False
+        self.eog = frozenset({EOS})
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         raw, tokens = text.encode("utf-8", "replace"), [BOS] if add_special and self.add_bos else []
@@ -181,6 +182,29 @@ class Chunk:
     first_row: int
 
 
+@dataclass(frozen=True, slots=True)
+class FakeBlock:
+    """Implements `minka.native.protocol.Block`: its K and V are the tokens, and a digest of those before them."""
+
+    start: int
+    before: int
+    tokens: tuple[int, ...]
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def n_bytes(self) -> int:
+        return 4 * len(self.tokens)
+
+    def slice(self, n: int) -> FakeBlock:
+        return FakeBlock(self.start, self.before, self.tokens[:n])
+
+    def to_bytes(self) -> bytes:
+        return array("q", (self.start, self.before, *self.tokens)).tobytes()
+
+
 @dataclass(slots=True, eq=False)
 class _Cell:
     token: int
@@ -236,7 +260,9 @@ class FakeBackend:
         self._sequences = [_Sequence() for _ in range(n_seq_max)]
         self._batch: list[Chunk] = []
         self._rows: dict[int, Logits] = {}
+        self._copying: set[int] = set()
         self._thread: int | None = None
+        self._probed = False
 
     # -- for tests -----------------------------------------------------------------------------------------------------
 
@@ -291,7 +317,9 @@ class FakeBackend:
         self._need(bool(self._batch), "an empty batch was decoded")
         self.gate.pass_through()
         batch, self._batch, self._rows = tuple(self._batch), [], {}
-        if self.used + sum(len(chunk.tokens) for chunk in batch) > self.n_ctx:
+        self._copying.clear()
+        # A recurrent state needs no cells: such a model never runs out of them.
+        if self._memory != "recurrent" and self.used + sum(len(chunk.tokens) for chunk in batch) > self.n_ctx:
             return Decoded.NO_SLOT
         self.clock.now += self._seconds(batch)
         if self._fail(batch):
@@ -319,6 +347,56 @@ class FakeBackend:
         self.samplers.append(FakeSampler(self, params, seed))
         return self.samplers[-1]
 
+    @property
+    def sliceable(self) -> bool:
+        self._need(self._probed or not (self.used or self._batch), "states were probed while the context was in use")
+        self._probed = True
+        return self._memory == "plain"
+
+    @property
+    def fingerprint(self) -> str:
+        return "fake"
+
+    def extract(self, seq: int, ranges: Sequence[tuple[int, int]]) -> list[FakeBlock]:
+        at = self._copied(seq)
+        self._need(self.sliceable, "a state that cannot be sliced was extracted in ranges")
+        bad = [r for r in ranges if not 0 <= r[0] < r[1] <= len(at.cells)]
+        self._need(not bad, f"ranges {bad} of a sequence of {len(at.cells)} positions")
+        return [FakeBlock(start, digest(at.tokens[:start]), tuple(at.tokens[start:end])) for start, end in ranges]
+
+    def insert(self, seq: int, blocks: Sequence[Block]) -> bool:
+        at = self._copied(seq)
+        own = [block for block in blocks if isinstance(block, FakeBlock)]
+        self._need(self.sliceable and bool(own) and len(own) == len(blocks), "blocks of another backend were inserted")
+        ends = [own[0].start, *(block.start + block.n_tokens for block in own)]
+        self._need([block.start for block in own] == ends[:-1], f"blocks with holes between them: {ends}")
+        self._need(own[0].start <= len(at.cells), f"blocks from {own[0].start} on {len(at.cells)} positions")
+        self._need(self.kv_unified or own[0].start == 0, "a part of a stream was restored")
+        del at.cells[own[0].start :]
+        if self.used + sum(block.n_tokens for block in own) > self.n_ctx:
+            return False
+        for block in own:
+            self._need(block.before == digest(at.tokens), "a block was inserted behind other tokens than it belongs to")
+            at.cells += [_Cell(token) for token in block.tokens]
+        self._need(len(at.cells) <= self.n_ctx_seq, f"sequence {seq} grows over {self.n_ctx_seq} positions")
+        return True
+
+    def block(self, raw: bytes) -> FakeBlock:
+        start, before, *tokens = array("q", raw)
+        return FakeBlock(start, before, tuple(tokens))
+
+    def save(self, seq: int) -> bytes:
+        at = self._copied(seq)
+        return array("i", (at.oldest, *at.tokens)).tobytes()
+
+    def restore(self, seq: int, state: bytes) -> bool:
+        at, (oldest, *tokens) = self._copied(seq), array("i", state)
+        at.cells, at.oldest = [], 0
+        if self._memory != "recurrent" and self.used + len(tokens) > self.n_ctx:
+            return False
+        at.cells, at.oldest = [_Cell(token) for token in tokens], oldest
+        return True
+
     def share(self, src: int, dst: int, n: int) -> None:
         source, target = self._at(src), self._at(dst)
         self._need(not self._batch, "cells were shared while a batch was being filled")
@@ -328,6 +406,8 @@ class FakeBackend:
         )
         target.cells = source.cells[:n] if self.kv_unified else [_Cell(cell.token) for cell in source.cells[:n]]
         target.oldest = source.oldest
+        if not self.kv_unified:
+            self._copying.add(dst)
 
     def cut(self, seq: int, n: int) -> None:
         at = self._at(seq)
@@ -376,6 +456,10 @@ class FakeBackend:
         self._enter()
         self._need(0 <= seq < self.n_seq_max, f"there is no sequence {seq}")
         return self._sequences[seq]
+
+    def _copied(self, seq: int) -> _Sequence:
+        self._need(seq not in self._copying, f"sequence {seq} was used before the decode that copies its stream")
+        return self._at(seq)
 
     def _enter(self) -> None:
         self._need(not self.closed, "the backend was used after it was closed")

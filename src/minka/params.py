@@ -341,6 +341,9 @@ class GenerationParams:
     cache_prompt: bool = param(
         True, "--cache-prompt", negated=("--no-cache-prompt",), env="LLAMA_ARG_CACHE_PROMPT", http=("cache_prompt",),
         doc="take over what is already computed of a prompt")
+    cache_salt: str = param(
+        "", http=("cache_salt",), own=True,
+        doc="computed text is shared only between requests with the same salt")
     id_slot: int = param(
         -1, http=("id_slot",), low=-1, high=MAX_SLOTS - 1, doc="the slot that must serve the request, -1 for any")
     n_cmpl: int = param(1, http=("n_cmpl", "n"), low=1, high=MAX_SLOTS, doc="how many completions of the prompt")
@@ -496,6 +499,35 @@ class ContextParams:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheParams:
+    """What is kept of computed prompts, and how steps are shared between requests."""
+
+    cache_ram: int = param(
+        8192, "-cram", "--cache-ram", env="LLAMA_ARG_CACHE_RAM", low=-1, high=2**31 - 1, metavar="MIB",
+        doc="memory for computed text that has no place in the KV cache, at most a quarter of the machine's; -1 is no "
+        "limit, 0 keeps nothing")
+    cache_idle_slots: bool = param(
+        True, "--cache-idle-slots", negated=("--no-cache-idle-slots",), env="LLAMA_ARG_CACHE_IDLE_SLOTS",
+        doc="move the text of idle slots to that memory when a request starts")
+    cache_disk: str | None = param(
+        None, "--cache-disk", env="MINKA_CACHE_DISK", own=True, metavar="DIR",
+        doc="a directory that keeps computed text over a restart, below the memory")
+    cache_disk_size: int = param(
+        16384, "--cache-disk-size", env="MINKA_CACHE_DISK_SIZE", low=1, high=2**31 - 1, own=True, metavar="MIB",
+        doc="how much the directory may hold")
+    ctx_checkpoints: int = param(
+        32, "-ctxcp", "--ctx-checkpoints", "--swa-checkpoints", env="LLAMA_ARG_CTX_CHECKPOINTS", low=0, high=2**20,
+        doc="states that are kept of a conversation if the model's memory cannot be cut (recurrent, hybrid, sliding "
+        "window); 0 keeps none")
+    checkpoint_min_step: int = param(
+        8192, "-cms", "--checkpoint-min-step", env="LLAMA_ARG_CHECKPOINT_MIN_SPACING_NT", low=0, high=INT32_MAX,
+        doc="tokens between two such states; 0 keeps one at the end of a prompt only")
+    max_gap_ms: int = param(
+        200, "--max-gap-ms", env="MINKA_MAX_GAP_MS", low=1, high=3_600_000, own=True, metavar="MS",
+        doc="the longest pause of a running stream while prompts of others are computed")
+
+
+@dataclass(frozen=True, slots=True)
 class ChatParams:
     """How messages become a prompt."""
 
@@ -609,6 +641,7 @@ GROUPS: Mapping[type[DataclassInstance], str] = MappingProxyType(
     {
         ModelParams: "Model and devices",
         ContextParams: "Context, batches and KV cache",
+        CacheParams: "Prefix cache and scheduling",
         SamplingParams: "Sampling",
         GenerationParams: "Generation",
         ChatParams: "Chat template",
@@ -792,6 +825,21 @@ def _strings_decoder(row: Row) -> _Decode:
     return decode
 
 
+MAX_STRING = 1024
+"""Characters of a string field."""
+
+
+def _string_decoder(_row: Row) -> _Decode:
+    def decode(value: object) -> object:
+        if not isinstance(value, str):
+            raise BadValueError(f"must be a string, but got {json_type(value)}")
+        if len(value) > MAX_STRING:
+            raise BadValueError(f"must have at most {MAX_STRING} characters, but has {len(value)}")
+        return value
+
+    return decode
+
+
 def _samplers_decoder(row: Row) -> _Decode:
     strings = _strings_decoder(row)
 
@@ -807,6 +855,7 @@ _DECODERS: Mapping[Kind, Callable[[Row], _Decode]] = {
     Kind.BOOL: _bool_decoder,
     Kind.INT: _int_decoder,
     Kind.FLOAT: _float_decoder,
+    Kind.STR: _string_decoder,
     Kind.STRS: _strings_decoder,
 }
 
@@ -932,10 +981,6 @@ UNSUPPORTED: tuple[Foreign, ...] = (
     foreign("--poll-batch"),
     foreign("--numa", env="LLAMA_ARG_NUMA"),
     # context and caches
-    foreign("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints", env="LLAMA_ARG_CTX_CHECKPOINTS", off=("0",)),
-    foreign("-cms", "--checkpoint-min-step", env="LLAMA_ARG_CHECKPOINT_MIN_SPACING_NT"),
-    foreign("-cram", "--cache-ram", env="LLAMA_ARG_CACHE_RAM", off=("0",)),
-    foreign("--cache-idle-slots", values=0, negated=("--no-cache-idle-slots",), env="LLAMA_ARG_CACHE_IDLE_SLOTS"),
     foreign("--context-shift", values=0, negated=("--no-context-shift",), env="LLAMA_ARG_CONTEXT_SHIFT"),
     foreign("--cache-reuse", env="LLAMA_ARG_CACHE_REUSE", off=("0",)),
     foreign("--slot-save-path"),

@@ -36,6 +36,7 @@ class Job:
 
     `prompt` is token ids, at least one. `n_predict` is the most tokens to generate, -1 for as many as the context
     holds. `stop` are strings that end the text and are not part of it. `id_slot` pins the job to a slot, -1 for any.
+    Jobs share computed prefixes only with jobs of the same `cache_salt`, and with none unless `cache_prompt`.
     """
 
     id: str
@@ -48,6 +49,7 @@ class Job:
     priority: Priority = Priority.NORMAL
     id_slot: int = -1
     cache_prompt: bool = True
+    cache_salt: str = ""
     return_progress: bool = False
     preserved_tokens: frozenset[int] = frozenset()
 
@@ -160,6 +162,8 @@ class Counters:
     """Prompt tokens computed."""
     cached_tokens: int = 0
     """Prompt tokens that did not have to be computed."""
+    recalled_tokens: int = 0
+    """Those of them that came from the memory tiers under the KV cache."""
     predicted_tokens: int = 0
     prompt_seconds: float = 0.0
     predicted_seconds: float = 0.0
@@ -242,3 +246,7 @@ class Tokenizer(Protocol):
 
     def is_eog(self, token: int) -> bool:
         """Whether the token ends a generation."""
+
+    @property
+    def eog(self) -> frozenset[int]:
+        """All tokens that end a generation."""

@@ -5,6 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from minka.engine.memory import MemoryConfig
 from tests.engine.rig import Rig
 from tests.fakes import FakeBackend
 
@@ -20,8 +21,8 @@ def rig(unified: bool) -> Iterator[Callable[..., Rig]]:
     """Makes rigs over a `FakeBackend` of the layout; at the end of the test the backends are verified."""
     with ExitStack() as rigs:
 
-        def make(*, max_gap: float = 0.2, **options: object) -> Rig:
+        def make(*, max_gap: float = 0.2, kept: MemoryConfig | None = None, **options: object) -> Rig:
             options = {"unified": unified, **options}
-            return rigs.enter_context(Rig(FakeBackend(**options), max_gap=max_gap))  # type: ignore[arg-type]
+            return rigs.enter_context(Rig(FakeBackend(**options), max_gap=max_gap, kept=kept))  # type: ignore[arg-type]
 
         yield make

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from minka.engine.loop import Loop
+from minka.engine.memory import Memory, MemoryConfig
 from minka.engine.outbox import Outbox
 from minka.engine.slot import Run, Slot
 from minka.errors import UnavailableError
@@ -88,13 +89,15 @@ class Recorder:
 class Rig:
     """A loop, stepped by the test; after every step the loop's laws are checked."""
 
-    def __init__(self, backend: FakeBackend, *, max_gap: float = 0.2) -> None:
+    def __init__(self, backend: FakeBackend, *, max_gap: float = 0.2, kept: MemoryConfig | None = None) -> None:
         self.backend, self.clock = backend, backend.clock
         self.inbox = Recorder(self.clock)
         self.ended: list[str] = []
         self.jobs: dict[str, Job] = {}
-        self.loop = Loop(backend, Outbox(self.ended.append), max_gap=max_gap, clock=self.clock)
+        self.memory = Memory(backend, kept or MemoryConfig())
+        self.loop = Loop(backend, Outbox(self.ended.append), max_gap=max_gap, memory=self.memory, clock=self.clock)
         self._slots: list[Slot] = self.loop._slots
+        assert backend.sliceable in (True, False), "found out while the context is empty, as the engine does"
 
     def __enter__(self) -> Rig:
         return self

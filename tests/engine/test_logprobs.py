@@ -21,8 +21,9 @@ def row(some: dict[int, float], rest: float = -30.0) -> np.ndarray:
     return logits
 
 
-@given(st.lists(st.floats(-80, 80, width=32), min_size=N, max_size=N), st.integers(1, N + 10), st.integers(0, N - 1))
-def test_log_probabilities_are_the_log_of_the_softmax(logits: list[float], n: int, token: int) -> None:
+@given(st.integers(0, 2**32 - 1), st.floats(0, 80), st.integers(1, N + 10), st.integers(0, N - 1))
+def test_log_probabilities_are_the_log_of_the_softmax(seed: int, scale: float, n: int, token: int) -> None:
+    logits = (scale * np.random.default_rng(seed).uniform(-1, 1, N)).astype(np.float32).tolist()
     probs = Distribution(np.array(logits, dtype=np.float32), n).of(token, VOCAB)
     log_sum = math.log(math.fsum(math.exp(logit - max(logits)) for logit in logits)) + max(logits)
     assert probs.chosen.logprob == pytest.approx(logits[token] - log_sum, abs=1e-9)
@@ -62,3 +63,5 @@ def test_after_sampling_shows_what_is_left_and_no_zeros() -> None:
     assert [(prob.id, prob.piece) for prob in probs.top] == [(97, b"a"), (98, b"b")]
     assert probs.chosen.logprob == pytest.approx(math.log(0.25))
     assert after_sampling(98, [(97, 0.75), (98, 0.25)], 1, VOCAB).chosen.id == 98, "chosen, though not among the best"
+    lost = after_sampling(98, [(97, 1.0), (98, math.nan)], 5, VOCAB)
+    assert (lost.chosen.id, lost.chosen.logprob, len(lost.top)) == (98, LOWEST, 1), "numbers that only a bug makes"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from minka.engine.memory import MemoryConfig
 from minka.errors import NativeError
 from minka.types import Cancelled, Failed, Finished, Job, Priority
 from tests.engine.rig import Rig, job
@@ -39,6 +40,7 @@ def traffic(random: random.Random, n_ctx_seq: int, n_seq: int) -> list[Job]:
                 priority=random.choice((Priority.LOW, Priority.NORMAL, Priority.NORMAL, Priority.HIGH)),
                 id_slot=random.choice((-1, -1, -1, -1, random.randrange(n_seq))),
                 cache_prompt=random.random() < 0.9,
+                cache_salt=random.choice(("", "", "", "salt")),
                 return_progress=random.random() < 0.2,
             )
         )
@@ -75,7 +77,10 @@ def backend(random: random.Random) -> FakeBackend:
 
 def run_trace(seed: int) -> Rig:
     random_ = random.Random(seed)
-    with Rig(backend(random_)) as rig:
+    kept = MemoryConfig(
+        random_.choice((0, 0, 300, 100_000)), step=random_.choice((0, 7)), block=random_.choice((4, 16))
+    )
+    with Rig(backend(random_), kept=kept) as rig:
         coming, cancelled = traffic(random_, rig.backend.n_ctx_seq, rig.backend.n_seq_max), set()
         for _ in range(5000):
             while coming and random_.random() < 0.4:
@@ -119,10 +124,11 @@ def count(rigs: Sequence[Rig], what: Callable[[Rig], int]) -> int:
 
 def test_the_traces_reach_what_they_are_for() -> None:
     """A trace that never shares, preempts, waits or fails would prove little."""
-    rigs = [run_trace(seed) for seed in range(40)]
+    rigs = [run_trace(seed) for seed in range(80)]
     ends = [rig.inbox.end(id) for rig in rigs for id in rig.jobs]
     assert count(rigs, lambda rig: rig.loop.counters.preempted) > 10
     assert count(rigs, lambda rig: rig.loop.counters.cached_tokens) > 1000
+    assert count(rigs, lambda rig: rig.loop.counters.recalled_tokens) > 100
     assert sum(isinstance(end, Finished) and end.truncated for end in ends) > 10
     assert sum(isinstance(end, Finished) and bool(end.stop_word) for end in ends) > 10
     assert sum(isinstance(end, Failed) for end in ends) > 5

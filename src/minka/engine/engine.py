@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from time import perf_counter
 
+from minka.engine.archive import DiskArchive
 from minka.engine.inbox import ThreadInbox
 from minka.engine.loop import Loop
+from minka.engine.memory import Memory, MemoryConfig
 from minka.engine.outbox import Outbox
 from minka.engine.slot import Run
 from minka.errors import ContextSizeError, MinkaError, NativeError, QueueFullError, RequestError, UnavailableError
@@ -24,11 +27,15 @@ log = logging.getLogger("minka.engine")
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """`queue_size`: jobs that may wait for a slot. `max_gap_ms`: longest pause of a running stream. `check`: test laws
+    """`queue_size`: jobs that may wait for a slot. `max_gap_ms`: longest pause of a running stream. `memory`: what is
+    kept of text that loses its cells. `disk`: directory of the tier below, `disk_limit` its bytes. `check`: test laws
     after every step instead of only when idle."""
 
     queue_size: int = 512
     max_gap_ms: int = 200
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    disk: Path | None = None
+    disk_limit: int = 0
     check: bool = False
 
 
@@ -65,7 +72,9 @@ class Engine:
         self._open: set[str] = set()
         self._lock = Lock()
         self._stopped = False
-        self._loop = Loop(backend, Outbox(self._forget), max_gap=self._config.max_gap_ms / 1e3)
+        self._archive = self._open_archive()
+        memory = Memory(backend, self._config.memory, self._archive)
+        self._loop = Loop(backend, Outbox(self._forget), max_gap=self._config.max_gap_ms / 1e3, memory=memory)
         self._thread = Thread(target=self._work, name="minka-engine", daemon=True)
         self._thread.start()
 
@@ -153,12 +162,26 @@ class Engine:
 
     # -- the engine's thread -------------------------------------------------------------------------------------------
 
+    def _open_archive(self) -> DiskArchive | None:
+        """The disk tier of this model and kind of KV cache. The context is empty, and nobody else uses it yet."""
+        directory, memory = self._config.disk, self._config.memory
+        if directory is None or not memory.limit or not self._backend.sliceable:
+            return None
+        return DiskArchive(directory / self._backend.fingerprint, self._config.disk_limit, self._backend.block)
+
+    def _prepare(self) -> None:
+        """What needs an empty context and may take a while: whether states can be cut, what the disk tier has."""
+        if self._config.memory.limit:
+            log.debug("states are kept %s", "in blocks" if self._backend.sliceable else "as a whole")
+        if self._archive is not None:
+            log.info("the prefix cache on disk has %d blocks", self._archive.load_into(self._loop.memory.store))
+
     def _work(self) -> None:
-        running = True
+        running = self._guard(self._prepare)
         while running:
             for message in self._take():
                 running = running and self._handle(message)
-            running = self._step() and running
+            running = self._guard(self._step) and running
         with self._lock:
             self._stopped = True
         while not self._messages.empty():
@@ -167,22 +190,25 @@ class Engine:
                     self._loop.queue.put(run)
                 case _Look(reply):
                     reply.cancel()
-        self._abandon(UnavailableError("the server is stopping"))
+        self._abandon(UnavailableError("the server is stopping"), keep=True)
 
-    def _step(self) -> bool:
-        """One step. An error in it ends all jobs; False if the engine cannot go on after that."""
+    def _step(self) -> None:
+        self._loop.step()
+        if self._config.check or not self._loop.busy:
+            self._loop.check()
+
+    def _guard(self, work: Callable[[], None]) -> bool:
+        """Do the work. An error in it ends all jobs; False if the engine cannot go on after that."""
         try:
-            self._loop.step()
-            if self._config.check or not self._loop.busy:
-                self._loop.check()
+            work()
         except Exception as error:
             log.exception("a step failed; all running jobs end")
             return self._abandon(NativeError(f"internal error of the engine: {error}"))
         return True
 
-    def _abandon(self, error: MinkaError) -> bool:
+    def _abandon(self, error: MinkaError, *, keep: bool = False) -> bool:
         try:
-            self._loop.abandon(error)
+            self._loop.abandon(error, keep=keep)
         except Exception:
             log.exception("the backend cannot be emptied; the engine stops")
             return False

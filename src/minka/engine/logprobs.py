@@ -38,4 +38,5 @@ def after_sampling(token: int, left: Sequence[tuple[int, float]], n: int, vocab:
     """The same from the candidates that a sampling chain left, whose probabilities sum to 1."""
     probs = [(t, p) for t, p in left if p > 0]
     made = {t: TokenProb(t, vocab.piece(t, special=True), float(np.log(p))) for t, p in probs}
-    return TokenLogprobs(made[token], tuple(made[t] for t, _ in probs[:n]))
+    chosen = made.get(token) or TokenProb(token, vocab.piece(token, special=True), LOWEST)
+    return TokenLogprobs(chosen, tuple(made[t] for t, _ in probs[:n]))

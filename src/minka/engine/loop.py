@@ -1,7 +1,4 @@
-"""One step of the engine: admit, plan, decode, accept, publish. It carries out what the pure policies decide.
-
-Law, checked by `check`: a slot's n_past, the ledger of cells and the backend's sequence length are always equal.
-"""
+"""One step of the engine: admit, plan, decode, accept, publish. It carries out what the pure policies decide."""
 
 from __future__ import annotations
 
@@ -10,14 +7,15 @@ from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 
 from minka.engine import prefix_cache, scheduler
-from minka.engine.cells import Cells
 from minka.engine.ending import ending
 from minka.engine.logprobs import Distribution, after_sampling
+from minka.engine.memory import Memory, MemoryConfig
 from minka.engine.metrics import view_slot
 from minka.engine.outbox import Outbox
 from minka.engine.prefix_cache import Placement
 from minka.engine.queue import Queue
 from minka.engine.scheduler import Grant, Scheduler
+from minka.engine.sequences import Sequences
 from minka.engine.slot import Run, Slot
 from minka.errors import MinkaError, NativeError
 from minka.native.protocol import Backend, Decoded
@@ -42,14 +40,23 @@ Clock = Callable[[], float]
 class Loop:
     """Slots, queue and backend of one context. One thread calls it; nothing here waits or locks."""
 
-    def __init__(self, backend: Backend, outbox: Outbox, *, max_gap: float, clock: Clock = perf_counter) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        outbox: Outbox,
+        *,
+        max_gap: float,
+        memory: Memory | None = None,
+        clock: Clock = perf_counter,
+    ) -> None:
         self._backend = backend
         self._outbox = outbox
         self._clock = clock
         self._slots = [Slot(seq) for seq in range(backend.n_seq_max)]
-        self._cells = Cells(backend.n_seq_max, unified=backend.kv_unified)
+        self._sequences = Sequences(backend, self._slots, memory or Memory(backend, MemoryConfig()))
         self._scheduler = Scheduler(backend.n_batch, max_gap)
         self._n_admitted = 0
+        self.memory = self._sequences.memory
         self.queue = Queue()
         self.counters = Counters()
 
@@ -76,7 +83,7 @@ class Loop:
         for run in list(self.queue):
             if all(not slot.idle for slot in self._slots):
                 return
-            placement = prefix_cache.place(run, self._slots, self._floors())
+            placement = self._place(run)
             if placement is None:
                 continue  # it wants a certain slot; those behind it need not wait for that
             if not self._has_room(run, placement):
@@ -84,16 +91,17 @@ class Loop:
             self.queue.take(run)
             self._start(run, placement)
 
-    def _floors(self) -> list[int]:
-        return [self._backend.floor(slot.id) for slot in self._slots]
+    def _place(self, run: Run, only: int = -1) -> Placement | None:
+        floors, n_known = self._sequences.floors(), self._sequences.known(run)
+        return prefix_cache.place(run, self._slots, floors, n_known=n_known, only=only)
 
     def _has_room(self, run: Run, placement: Placement) -> bool:
         if not self._backend.kv_unified:
             return True
-        busy = [slot.id for slot in self._slots if not slot.idle]
-        kept = placement.wait.n if placement.wait else placement.n_reuse if placement.source in busy else 0
+        shared = placement.source >= 0 and not self._slots[placement.source].idle
+        kept = placement.wait.n if placement.wait else placement.n_reuse if shared else 0
         need = len(run.tokens) - kept
-        return scheduler.has_room(need, self._slots, self._backend.n_ctx, self._cells.used_by(busy))
+        return scheduler.has_room(need, self._slots, self._backend.n_ctx, self._sequences.busy_cells())
 
     def _start(self, run: Run, placement: Placement) -> None:
         slot = self._slots[placement.slot]
@@ -101,14 +109,13 @@ class Loop:
             if run.sampler is None:
                 run.sampler = self._backend.sampler(run.job.sampling, run.seed)
                 run.sampler.accept(run.tokens)
-            self._take_over(slot, placement)
+            self._sequences.take(slot, placement, run)
         except MinkaError as error:
             self._outbox.put(run.inbox, Failed(run.job.id, error))
             self._close(run)
-            if slot.n_past != self._backend.length(slot.id):
-                self._cut(slot, 0)  # the share failed half-way
             return
         slot.tokens, slot.run, slot.wait = run.tokens, run, placement.wait
+        slot.salt, slot.private = run.job.cache_salt, not run.job.cache_prompt
         slot.last_job, slot.last_used = run.job, self._clock()
         if run.order < 0:
             self._n_admitted += 1
@@ -116,29 +123,13 @@ class Loop:
         if slot.wait is None:
             self._announce(slot, run)
 
-    def _take_over(self, slot: Slot, placement: Placement) -> None:
-        """Make the slot's sequence hold the tokens that the placement found, and nothing else."""
-        n = placement.n_reuse
-        if placement.source in (-1, slot.id):
-            self._cut(slot, n)
-            return
-        self._backend.share(placement.source, slot.id, n)
-        self._cells.share(placement.source, slot.id, n)
-        slot.n_past = n
-
-    def _cut(self, slot: Slot, n: int) -> None:
-        self._backend.cut(slot.id, n)
-        self._cells.cut(slot.id, n)
-        slot.n_past = n
-        if slot.run is None:
-            slot.tokens = slot.tokens[:n]
-
     def _announce(self, slot: Slot, run: Run) -> None:
         """Tell the client that its run starts, once, as soon as it is known how much of it is cached."""
         if run.announced:
             return  # it comes back after it was preempted
         run.announced, run.n_cached = True, slot.n_past
         self.counters.cached_tokens += run.n_cached
+        self.counters.recalled_tokens += run.n_recalled
         self._outbox.put(run.inbox, Started(run.job.id, slot.id, run.n_prompt, run.n_cached))
         self._progress(slot, run)
 
@@ -158,7 +149,7 @@ class Loop:
                 continue
             run, slot.run, slot.wait = slot.run, None, None
             slot.tokens = slot.tokens[: slot.n_past]
-            again = prefix_cache.place(run, self._slots, self._floors(), only=slot.id)
+            again = self._place(run, only=slot.id)
             assert again is not None, "the slot was freed just now"
             self._start(run, again)
 
@@ -195,9 +186,7 @@ class Loop:
 
     def _make_room(self) -> None:
         """Free KV cells: text of an idle slot, else the run that matters least goes back to the queue."""
-        idle = [slot for slot in self._slots if slot.idle and slot.n_past]
-        if idle:
-            self._cut(min(idle, key=lambda slot: slot.last_used), 0)
+        if self._sequences.evict_oldest():
             return
         slot = scheduler.victim(self._slots)
         if slot is None:
@@ -209,7 +198,7 @@ class Loop:
         self.counters.preempted += 1
         self.queue.put_back(slot.run)
         self._release(slot)
-        self._cut(slot, 0)
+        self._sequences.evict(slot)
 
     # -- accept ------------------------------------------------------------------------------------------------------
 
@@ -217,8 +206,9 @@ class Loop:
         """Book the computed tokens; if they were the last ones, sample the next."""
         run = slot.run
         assert run is not None, "only slots with a run are granted tokens"
-        slot.n_past += n
-        self._cells.extend(slot.id, n)
+        self._sequences.grow(slot, n)
+        if self.memory.is_due(slot.n_past, slot.n_past - n):
+            self._sequences.snapshot(slot)
         self.counters.n_tokens_max = max(self.counters.n_tokens_max, slot.n_past)
         if not run.n_generated:
             self.counters.prompt_tokens += n
@@ -233,6 +223,7 @@ class Loop:
     def _sample(self, slot: Slot, run: Run, row: int) -> None:
         now = self._clock()
         if not run.first_token:
+            self._sequences.snapshot(slot)
             run.first_token = now
             self.counters.prompt_seconds += now - run.started
         if run.job.n_predict == 0:
@@ -291,6 +282,8 @@ class Loop:
         slot.run = slot.wait = None
         slot.tokens = slot.tokens[: slot.n_past]
         slot.last_used = self._clock()
+        if slot.private:
+            self._sequences.cut(slot, 0)
 
     def _drop(self, slot: Slot, error: MinkaError) -> None:
         """End a slot's run with an error, and forget its sequence."""
@@ -298,7 +291,7 @@ class Loop:
             self._outbox.put(slot.run.inbox, Failed(slot.run.job.id, error))
             self._close(slot.run)
             self._release(slot)
-        self._cut(slot, 0)
+        self._sequences.cut(slot, 0)
 
     def _fail(self, grants: Iterable[Grant], error: MinkaError) -> None:
         for grant in grants:
@@ -321,8 +314,8 @@ class Loop:
                 self._close(slot.run)
                 self._release(slot)
 
-    def abandon(self, error: MinkaError) -> None:
-        """End every job with an error: the engine stops, or met a bug."""
+    def abandon(self, error: MinkaError, *, keep: bool = False) -> None:
+        """End every job with an error: the engine stops, or met a bug. `keep` remembers what the sequences hold."""
         runs = [*self.queue.remove(lambda _run: True), *(slot.run for slot in self._slots if slot.run is not None)]
         for run in runs:
             self._outbox.put(run.inbox, Failed(run.job.id, error))
@@ -331,7 +324,10 @@ class Loop:
         self._backend.discard()
         for slot in self._slots:
             self._release(slot)
-            self._cut(slot, 0)
+            if keep:
+                self._sequences.evict(slot)
+            else:
+                self._sequences.cut(slot, 0)
 
     # -- look --------------------------------------------------------------------------------------------------------
 
@@ -339,13 +335,8 @@ class Loop:
         """A copy of the state, for `/slots` and the metrics."""
         slots = tuple(map(view_slot, self._slots))
         counters = Counters(**{name: getattr(self.counters, name) for name in Counters.__slots__})
-        return EngineView(slots, len(self.queue), counters, self._cells.used)
+        return EngineView(slots, len(self.queue), counters, self._sequences.used_cells)
 
     def check(self) -> None:
         """Raise NativeError if slots, ledger and backend disagree."""
-        for slot in self._slots:
-            counts = (slot.n_past, self._cells.length(slot.id), self._backend.length(slot.id))
-            if len(set(counts)) > 1 or slot.n_past > len(slot.tokens):
-                raise NativeError(f"slot {slot.id}: n_past, ledger and KV cache disagree: {counts}")
-        if self._cells.used > self._backend.n_ctx:
-            raise NativeError(f"{self._cells.used} cells in use of {self._backend.n_ctx}")
+        self._sequences.check()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from minka.engine.slot import Run, Slot, Wait
 
@@ -28,8 +29,14 @@ class Placement:
     wait: Wait | None = None
 
 
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Number of leading tokens that are equal. Slices are compared in C, so this is a few ns a token."""
+Tokens = TypeVar("Tokens", list[int], tuple[int, ...])
+
+
+def common_prefix(a: Tokens, b: Tokens) -> int:
+    """Number of leading tokens that are equal. Slices are compared in C, so this is a few ns a token.
+
+    Both must be of one type: a list is never equal to a tuple.
+    """
     low, high = 0, min(len(a), len(b))
     if a[:high] == b[:high]:
         return high
@@ -42,10 +49,13 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     return low
 
 
-def place(run: Run, slots: Sequence[Slot], floors: Sequence[int], *, only: int = -1) -> Placement | None:
+def place(
+    run: Run, slots: Sequence[Slot], floors: Sequence[int], *, n_known: int = 0, only: int = -1
+) -> Placement | None:
     """The best idle slot for a run, None if none is idle (or the one that the job asks for is not).
 
-    `floors[i]` is `Backend.floor` of slot i's sequence. `only` names the one slot to consider.
+    `floors[i]` is `Backend.floor` of slot i's sequence, `n_known` how many tokens the memory can bring back.
+    `only` names the one slot to consider.
     """
     pinned = run.job.id_slot if only < 0 else only
     idle = [slot for slot in slots if slot.idle and pinned in (-1, slot.id)]
@@ -54,17 +64,24 @@ def place(run: Run, slots: Sequence[Slot], floors: Sequence[int], *, only: int =
     idle.sort(key=lambda slot: (slot.n_past > 0, slot.last_used))  # empty ones, then the one unused for longest
     if not run.job.cache_prompt:
         return Placement(idle[0].id)
-    held = [(_usable(run.tokens, slot, floors[slot.id]), slot) for slot in slots]
+    held = [(_usable(run, slot, floors[slot.id]), slot) for slot in slots]
     n_reuse, source = max(held, key=lambda pair: (pair[0], pair[1] in idle))
     target = _target(source, n_reuse, idle)
     if source is not target and n_reuse < MIN_SHARED:
         n_reuse, source = next(pair for pair in held if pair[1] is target)
-    wait = _leader(run, slots, floors, n_reuse)
+    wait = _leader(run, slots, floors, max(n_reuse, n_known))
     return Placement(target.id, source.id if n_reuse else -1, n_reuse, wait)
 
 
-def _usable(tokens: Sequence[int], slot: Slot, floor: int) -> int:
+def _may_share(run: Run, slot: Slot) -> bool:
+    return slot.salt == run.job.cache_salt and not slot.private
+
+
+def _usable(run: Run, slot: Slot, floor: int) -> int:
     """How many leading tokens the slot's sequence holds; the last token is always computed, for its logits."""
+    if not _may_share(run, slot):
+        return 0
+    tokens = run.tokens
     n = min(common_prefix(tokens, slot.tokens[: slot.n_past]), len(tokens) - 1)
     return n if n >= floor else 0
 
@@ -84,6 +101,8 @@ def _leader(run: Run, slots: Sequence[Slot], floors: Sequence[int], n_reuse: int
     wait, best = None, n_reuse + MIN_SHARED - 1
     for slot in slots:
         if slot.run is None or not slot.prefilling or floors[slot.id] or 0 < run.order <= slot.run.order:
+            continue
+        if not _may_share(run, slot):
             continue
         n = min(common_prefix(run.tokens, slot.tokens), len(run.tokens) - 1)
         if n > best and n > slot.n_past:

@@ -28,6 +28,7 @@ class Run:
     order: int = -1
     """Number of its (first) admission, -1 before: a larger one is younger."""
     n_cached: int = 0
+    n_recalled: int = 0
     n_draft: int = 0
     n_accepted: int = 0
     started: float = 0.0
@@ -90,6 +91,10 @@ class Slot:
     wait: Wait | None = None
     last_used: float = 0.0
     last_job: Job | None = None
+    salt: str = ""
+    """The salt of the tokens it holds."""
+    private: bool = False
+    """Whether nobody else may start from what it holds."""
 
     @property
     def idle(self) -> bool:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cached_property
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minka.errors import ModelError, NativeError
+from minka.errors import ModelError, NativeError, RequestError
 from minka.native.batch import Batch
 from minka.native.library import Library, library
 from minka.native.machine import available_memory, physical_cores
 from minka.native.model import Model
-from minka.native.protocol import Decoded, Logits, Sampler
+from minka.native.protocol import Block, Decoded, Logits, Sampler
 from minka.native.samplers import Chain, Greedy, biases, picks_maximum
+from minka.native.state import KvBlock, StateFormat
 from minka.native.vocab import Vocab
 from minka.params import ContextParams, SamplingParams
 
@@ -41,14 +45,18 @@ class Context:
         self.kv_unified = params.parallel < 0 if params.kv_unified is None else params.kv_unified
         if self.n_seq_max > (limit := self._slow.llama_max_parallel_sequences()):
             raise ModelError(f"--parallel {self.n_seq_max} is more than the {limit} sequences that libllama can hold")
+        # One more sequence in the shared pool, to which states are restored before they are appended to another.
+        self._scratch = self.n_seq_max if self.kv_unified and self.n_seq_max < limit else None
         wanted = _context_length(model, params, self.n_seq_max)
         _check_memory(model, params, wanted)
         native = self._native_params(params, wanted)
+        self._rope = tuple(getattr(native, name) for name, *_ in native._fields_ if name.startswith(("rope", "yarn")))
         with self._lib.errors() as errors:
             self._context: int | None = self._slow.llama_init_from_model(model.pointer, native)
             if not self._context:
                 raise ModelError(f"cannot create a context of {wanted} tokens: {errors[0] if errors else 'no reason'}")
         self._memory = self._fast.llama_get_memory(self._context)
+        self._copying: set[int] = set()
         self.n_ctx = int(self._slow.llama_n_ctx(self._context))
         limits = [int(self._slow.llama_n_ctx_seq(self._context)), model.n_ctx_train, params.kv_unified_per_slot]
         self.n_ctx_seq = min(limit for limit in limits if limit > 0)
@@ -62,8 +70,11 @@ class Context:
     def _native_params(self, params: ContextParams, n_ctx: int) -> llama_context_params:
         native = self._slow.llama_context_default_params()
         native.n_ctx, native.n_seq_max, native.kv_unified = n_ctx, self.n_seq_max, self.kv_unified
-        native.n_batch, native.n_ubatch = params.n_batch, min(params.n_ubatch, params.n_batch)
-        native.n_outputs_max = min(params.n_batch, max(self.n_seq_max, 1))
+        if self._scratch is not None:
+            native.n_seq_max += 1
+        native.n_batch = max(params.n_batch, native.n_seq_max)  # a step has a token of every sequence
+        native.n_ubatch = min(params.n_ubatch, native.n_batch)
+        native.n_outputs_max = native.n_seq_max
         native.n_threads = params.threads if params.threads > 0 else physical_cores()
         native.n_threads_batch = params.threads_batch if params.threads_batch > 0 else native.n_threads
         native.flash_attn_type = _FLASH_ATTN[params.flash_attn]
@@ -80,7 +91,7 @@ class Context:
         """Decode two tokens and forget them: the first decode of a process pages the weights in."""
         vocab = self.vocab
         tokens = [t for t in (vocab.bos, vocab.eos) if t >= 0] or [0]
-        self._batch.add(0, tokens, 0, 1)
+        self._batch.add(0, tokens[: self.n_batch], 0, 1)
         self.decode()
         self.clear()
 
@@ -104,6 +115,7 @@ class Context:
         with self._lib.errors() as errors:
             code = int(self._slow.llama_decode(self._open(), self._batch.seal()))
             self._batch.clear()
+            self._copying.clear()
             if code not in (0, 1):
                 reason = f": {errors[0]}" if errors else ""
                 raise NativeError(f"libllama could not compute a batch of {n_tokens} tokens (code {code}){reason}")
@@ -120,8 +132,11 @@ class Context:
         """See `protocol.Backend.sampler`."""
         for token, _bias in params.logit_bias:
             self.vocab.check(token)
+        bias = biases(self.vocab, params)
+        if len(bias) >= self.vocab.n_tokens and all(value == -np.inf for value in bias.values()):
+            raise RequestError("logit_bias forbids every token there is", param="logit_bias")
         if picks_maximum(params):
-            return Greedy(self.logits, biases(self.vocab, params))
+            return Greedy(self.logits, bias)
         return Chain(self._lib, self.vocab, self._open(), self.logits, params, seed)
 
     def share(self, src: int, dst: int, n: int) -> None:
@@ -136,17 +151,20 @@ class Context:
         else:
             # Between streams libllama copies whole sequences only: a partial copy aborts the process.
             self._fast.llama_memory_seq_cp(self._memory, src, dst, -1, -1)
+            self._copying.add(dst)
             self.cut(dst, n)
 
     def cut(self, seq: int, n: int) -> None:
         """See `protocol.Backend.cut`."""
         if n >= self.length(seq):
             return
-        if 0 < n < self.floor(seq) or not self._fast.llama_memory_seq_rm(self._memory, seq, n if n else -1, -1):
+        allowed = n == 0 or n >= max(self.floor(seq), 1)
+        if not allowed or not self._fast.llama_memory_seq_rm(self._memory, seq, n or -1, -1):
             raise NativeError(f"sequence {seq} of {self.length(seq)} positions cannot be cut to {n}")
 
     def floor(self, seq: int) -> int:
         """See `protocol.Backend.floor`."""
+        self._check_seq(seq)
         if self.model.has_state:
             return self.length(seq)
         oldest = int(self._fast.llama_memory_seq_pos_min(self._memory, seq)) if self.model.n_swa else 0
@@ -161,8 +179,92 @@ class Context:
         self._check_seq(seq)
         return int(self._fast.llama_memory_seq_pos_max(self._memory, seq)) + 1
 
+    @cached_property
+    def _format(self) -> StateFormat | None:
+        return StateFormat.probe(self)
+
+    @property
+    def sliceable(self) -> bool:
+        """See `protocol.Backend.sliceable`. The first call needs an empty context: it tries whether it works."""
+        return self._format is not None
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """See `protocol.Backend.fingerprint`."""
+        facts = repr((self._lib.version, self._sliced().kind, self._rope))
+        return blake2b(facts.encode(), key=self.model.fingerprint, digest_size=16).hexdigest()
+
+    def extract(self, seq: int, ranges: Sequence[tuple[int, int]]) -> Sequence[KvBlock]:
+        """See `protocol.Backend.extract`."""
+        return self._sliced().cut(self.save(seq), ranges)
+
+    def insert(self, seq: int, blocks: Sequence[Block]) -> bool:
+        """See `protocol.Backend.insert`."""
+        own = [block for block in blocks if isinstance(block, KvBlock)]
+        if not own or len(own) != len(blocks):
+            raise NativeError("only blocks that a context extracted can be inserted")
+        start = own[0].start
+        if start > self.length(seq) or (start and self._scratch is None):
+            raise NativeError(f"cannot insert at position {start} of a sequence of {self.length(seq)}")
+        self.cut(seq, start)
+        state = self._sliced().join(own)
+        if start == 0:
+            return self.restore(seq, state)
+        if not self._restore(self._scratch_seq(), state):
+            return False
+        self._fast.llama_memory_seq_cp(self._memory, self._scratch_seq(), seq, -1, -1)
+        self._fast.llama_memory_seq_rm(self._memory, self._scratch_seq(), -1, -1)
+        return True
+
+    def block(self, raw: bytes) -> KvBlock:
+        """See `protocol.Backend.block`."""
+        block = KvBlock.from_bytes(raw)
+        if block.kind != self._sliced().kind:
+            raise NativeError("the block comes from another kind of KV cache")
+        return block
+
+    def save(self, seq: int) -> bytes:
+        """See `protocol.Backend.save`."""
+        self._check_copied(seq)
+        size = int(self._slow.llama_state_seq_get_size(self._open(), seq))
+        buffer = (ctypes.c_uint8 * size)()
+        written = int(self._slow.llama_state_seq_get_data(self._open(), buffer, size, seq))
+        if written != size:
+            raise NativeError(f"libllama saved {written} of {size} bytes of sequence {seq}")
+        return bytes(buffer)
+
+    def restore(self, seq: int, state: bytes) -> bool:
+        """See `protocol.Backend.restore`."""
+        self._check_seq(seq)
+        return self._restore(seq, state)
+
+    def _restore(self, seq: int, state: bytes) -> bool:
+        self._check_copied(seq)
+        # C only reads it, so it needs no copy.
+        buffer = ctypes.cast(ctypes.c_char_p(state), ctypes.POINTER(ctypes.c_uint8))
+        if self._slow.llama_state_seq_set_data(self._open(), buffer, len(state), seq):
+            return True
+        self._fast.llama_memory_seq_rm(self._memory, seq, -1, -1)
+        return False
+
+    def _check_copied(self, seq: int) -> None:
+        """The data of a shared stream arrive with the next decode, and would overwrite what was restored before it."""
+        if seq in self._copying:
+            raise NativeError(f"sequence {seq} waits for a copy that the next decode makes")
+
+    def _sliced(self) -> StateFormat:
+        if self._format is None:
+            raise NativeError("states of this model cannot be cut into blocks")
+        return self._format
+
+    def _scratch_seq(self) -> int:
+        if self._scratch is None:
+            raise NativeError("this context has no sequence to spare")
+        return self._scratch
+
     def clear(self) -> None:
         """Drop all sequences."""
+        self._open()
         self._fast.llama_memory_clear(self._memory, 1)
 
     def close(self) -> None:

@@ -18,7 +18,18 @@ def available_memory() -> int | None:
     for line in _read("/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
             free = int(line.split()[1]) * 1024
-            return min(free, _cgroup_memory() or free)
+            limit = _cgroup_memory()
+            return free if limit is None else max(0, min(free, limit))
+    return None
+
+
+def total_memory() -> int | None:
+    """Bytes of memory that this process could ever have, None where the system does not tell."""
+    for line in _read("/proc/meminfo").splitlines():
+        if line.startswith("MemTotal:"):
+            total = int(line.split()[1]) * 1024
+            limit = _read("/sys/fs/cgroup/memory.max")
+            return min(total, int(limit)) if limit.isdigit() else total
     return None
 
 

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Callable
+import os
+import re
+from collections.abc import Callable, Iterable
 from functools import cached_property
+from hashlib import blake2b
 from pathlib import Path
 
 from minka.errors import ModelError
 from minka.native.library import Library, library
+from minka.native.placement import Placement
 from minka.native.vocab import Vocab
 from minka.params import ModelParams
 
 log = logging.getLogger("minka.native")
+
+_SAMPLE = 1 << 20
+"""Bytes of a file's beginning and end that its fingerprint covers."""
 
 _LOAD_MODES = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap+mlock": 3, "dio": 4}
 _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
@@ -29,19 +36,29 @@ class Model:
         self.vocab = Vocab(lib, lib.slow.llama_model_get_vocab(pointer))
 
     @classmethod
-    def load(cls, path: Path, params: ModelParams, progress: Callable[[float], None] | None = None) -> Model:
+    def load(
+        cls,
+        path: Path,
+        params: ModelParams,
+        progress: Callable[[float], None] | None = None,
+        placement: Placement | None = None,
+    ) -> Model:
         """Load a GGUF (of a split one: the first shard). `progress` is called with 0..1 from this thread.
 
-        Raises ModelError with libllama's own reason if it cannot.
+        Raises ModelError with libllama's own reason if it cannot, and UsageError for a `placement` that cannot be.
         """
+        if not path.is_file():
+            raise ModelError(f"cannot load the model {path}: there is no such file")
         lib = library()
         native = _native_params(lib, params)
+        if placement is not None:
+            placement.apply(native)
         if progress is not None:
             # Kept in a local: C calls it until the load returns. An error in it must not abort the load.
             callback = lib.slow.llama_progress_callback(lambda value, _user_data: progress(value) is None)
             native.progress_callback = callback
         with lib.errors() as errors:
-            pointer = lib.slow.llama_model_load_from_file(str(path).encode(), native)
+            pointer = lib.slow.llama_model_load_from_file(os.fsencode(path), native)
             if not pointer:
                 reason = _reason(errors)
                 raise ModelError(f"cannot load the model {path}: {reason}")
@@ -72,6 +89,17 @@ class Model:
     def meta(self, key: str) -> str | None:
         """A metadata value as text, None if the file has no such key (arrays have no text form)."""
         return self._string(self._lib.slow.llama_model_meta_val_str, key.encode())
+
+    @cached_property
+    def fingerprint(self) -> bytes:
+        """Tells model files apart: a hash of the file's size, its beginning (the metadata) and its end, 32 bytes."""
+        size = self.path.stat().st_size
+        digest = blake2b(size.to_bytes(8, "little"), digest_size=32)
+        with self.path.open("rb") as file:
+            digest.update(file.read(_SAMPLE))
+            file.seek(max(0, size - _SAMPLE))
+            digest.update(file.read())
+        return digest.digest()
 
     def chat_template(self, name: str | None = None) -> str | None:
         """The Jinja source of the default chat template, or of a named one such as `tool_use`."""
@@ -177,6 +205,7 @@ def _native_params(lib: Library, params: ModelParams) -> ctypes.Structure:
     return native  # type: ignore[no-any-return]
 
 
-def _reason(errors: object) -> str:
-    lines = [str(line).rsplit(": ", 1)[-1] if "error loading model" in str(line) else str(line) for line in errors]  # type: ignore[attr-defined]
-    return lines[0].strip() if lines else "libllama gave no reason"
+def _reason(errors: Iterable[str]) -> str:
+    """The first error line, without the names of the functions that passed it on."""
+    line = next(iter(errors), "libllama gave no reason")
+    return re.sub(r"^(\w+: )?(error loading model: )?", "", line).strip()

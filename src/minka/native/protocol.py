@@ -30,6 +30,28 @@ class Decoded(Enum):
     """No room in the KV cache for this batch. Nothing was changed."""
 
 
+class Block(Protocol):
+    """K and V of some consecutive positions, independent of the sequence they came from."""
+
+    @property
+    def start(self) -> int:
+        """The first position."""
+
+    @property
+    def n_tokens(self) -> int:
+        """Number of positions."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory that it takes."""
+
+    def slice(self, n: int) -> Block:
+        """Its first `n` positions."""
+
+    def to_bytes(self) -> bytes:
+        """All of it, for a file."""
+
+
 class Sampler(Protocol):
     """The sampling state of one job."""
 
@@ -94,7 +116,8 @@ class Backend(Protocol):
     def share(self, src: int, dst: int, n: int) -> None:
         """Make `dst` hold the first `n` positions of `src`: by reference (unified) or as a copy (split).
 
-        What `dst` held is dropped. Needs floor(src) <= n <= length(src).
+        What `dst` held is dropped. Needs floor(src) <= n <= length(src). In the split layout the copy is made by the
+        next decode: until then `dst` cannot be saved, extracted, or written to by `insert` and `restore`.
         """
 
     def cut(self, seq: int, n: int) -> None:
@@ -109,6 +132,33 @@ class Backend(Protocol):
 
     def length(self, seq: int) -> int:
         """Positions that the sequence holds."""
+
+    @property
+    def sliceable(self) -> bool:
+        """Whether states of this model can be kept in ranges (`extract`, `insert`), not only as a whole."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Names all that blocks depend on: model, library, KV types and positions. Usable as a file name."""
+
+    def extract(self, seq: int, ranges: Sequence[tuple[int, int]]) -> Sequence[Block]:
+        """Copies of ranges of positions of a sequence. Only if `sliceable`."""
+
+    def insert(self, seq: int, blocks: Sequence[Block]) -> bool:
+        """Cut the sequence at the first block's start and append the blocks; they follow each other without holes.
+
+        In the split layout the first block must start at 0. False if there was no room; the sequence is cut then.
+        Only if `sliceable`.
+        """
+
+    def block(self, raw: bytes) -> Block:
+        """The inverse of `Block.to_bytes`. Raises NativeError for bytes that are none, or of another kind of cache."""
+
+    def save(self, seq: int) -> bytes:
+        """A copy of a whole sequence, for any model."""
+
+    def restore(self, seq: int, state: bytes) -> bool:
+        """Replace a sequence by a saved one. False if there was no room; the sequence is empty then."""
 
     def close(self) -> None:
         """Free the cache. Idempotent."""

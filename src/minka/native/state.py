@@ -31,7 +31,8 @@ Bytes = bytes | bytearray | memoryview
 
 _PROBE_TOKENS: Final = 11
 _MAX_EXT: Final = 64
-"""The most bytes a cell may have between its position and its sequence id. Today: 0, or 12 (M-RoPE: x, y, token)."""
+"""The most extra bytes of a cell that the probe looks for. Today there are 0, or 12 (M-RoPE: x, y and the token)."""
+_MAX_POS: Final = 2**31 - 1
 _HEAD: Final = struct.Struct("=4siI")
 """Magic, sequence id, number of streams."""
 _COUNT: Final = struct.Struct("=I")
@@ -155,35 +156,58 @@ class KvBlock:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plane:
+class Plane:
     """K or V of one layer in a state: `head`, then `width` bytes for each cell."""
 
     head: bytes
     type: int
+    """Its ggml_type."""
     width: int
     element: int = 0
-    """Bytes of an element if the plane is transposed (elements x cells), 0 if it has a row for each cell."""
+    """0 if it has a row for each cell; bytes of an element if it is transposed (elements x cells)."""
+
+    def take(self, view: memoryview, offset: int, n_cells: int, cells: slice | NDArray[np.intp]) -> Bytes:
+        """Rows of the given cells; the plane's data begin at `offset`."""
+        if self.element:
+            table = np.ndarray((self.width // self.element, n_cells), f"u{self.element}", view, offset)
+            return table[:, cells].T.tobytes()
+        if isinstance(cells, slice):
+            return view[offset + cells.start * self.width : offset + cells.stop * self.width]
+        return np.ndarray((n_cells, self.width), np.uint8, view, offset)[cells].tobytes()
+
+    def lay(self, rows: Sequence[memoryview], counts: Sequence[int]) -> Sequence[Bytes]:
+        """Rows of consecutive blocks, `counts` cells each, as a state has them."""
+        if not self.element:
+            return rows
+        table = np.empty((self.width // self.element, sum(counts)), f"u{self.element}")
+        column = 0
+        for part, n in zip(rows, counts, strict=True):
+            table[:, column : column + n] = np.ndarray((n, table.shape[0]), table.dtype, part).T
+            column += n
+        return [table.data]
 
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
-    """The cells of a state, whose lengths and headers were checked."""
+    """The cells of a state whose lengths and heads were checked."""
 
     view: memoryview
     offsets: list[int]
-    """Where the data of each plane begins."""
+    """Where the data of each plane begin."""
     meta: NDArray[np.int32]
-    """(n_cells, 3 + extra): position, number of sequences, extra data, sequence."""
+    """A row for each cell: position, number of sequences, extra data, sequence."""
     pos: NDArray[np.int32]
     """Positions in ascending order."""
     order: NDArray[np.intp] | None
-    """Cells in the order of `pos`; None if they lie so."""
+    """The cells in the order of `pos`; None if they lie so."""
 
     def find(self, start: int, end: int) -> slice | NDArray[np.intp]:
-        """The cells of positions start..end-1, in this order."""
+        """The cells of positions start..end-1, in this order. Raises NativeError for a hole or a double."""
+        if not 0 <= start < end <= _MAX_POS:
+            raise NativeError(f"there is no block from position {start} to {end}")
         first, last = (int(i) for i in np.searchsorted(self.pos, (start, end)))
-        if not 0 <= start < end or not np.array_equal(self.pos[first:last], np.arange(start, end)):
-            raise NativeError(f"the state of a sequence does not hold each position from {start} to {end - 1} once")
+        if last - first != end - start or not np.array_equal(self.pos[first:last], np.arange(start, end)):
+            raise NativeError(f"the saved sequence does not hold each position from {start} to {end - 1} exactly once")
         if self.order is None:
             return slice(first, last)
         cells = self.order[first:last]
@@ -196,11 +220,13 @@ class StateFormat:
 
     magic: bytes
     n_streams: int
-    """1 if all sequences share one pool of cells, else a pool for each sequence."""
+    """1 if all sequences share one pool of cells, else the number of pools."""
     n_ext: int
     """Extra bytes of a cell, a multiple of 4."""
     n_layers: int
-    planes: tuple[_Plane, ...]
+    transposed: bool
+    """V is stored by element instead of by cell (flash attention is off)."""
+    planes: tuple[Plane, ...]
     """K of each layer, then V of each layer; no V where the model has none (MLA)."""
 
     @classmethod
@@ -208,8 +234,8 @@ class StateFormat:
         """Learn the format from an idle, empty context, and prove it there; leaves the context empty.
 
         None if the model's memory is no plain attention cache (sliding windows, recurrent state, an indexer ...), or
-        if what was cut and joined is not to the byte what libllama saves. Costs one decode of 11 tokens. Raises
-        NativeError if the context is in use.
+        if what was cut and joined is not to the byte what libllama saves. Costs one decode of at most 11 tokens, and
+        nothing where the answer is None at first sight. Raises NativeError if the context is in use.
         """
         if any(context.length(seq) for seq in range(context.n_seq_max)):
             raise NativeError("the format of states can be probed in an empty context only")
@@ -224,58 +250,222 @@ class StateFormat:
 
     @cached_property
     def kind(self) -> bytes:
-        """See `KvBlock.kind`. Whether V is transposed does not matter: blocks hold rows."""
+        """See `KvBlock.kind`. Whether V is transposed does not count: blocks hold rows."""
         types = [number for plane in self.planes for number in (plane.type, plane.width)]
         numbers = (self.n_ext, self.n_layers, *types)
         return hashlib.blake2b(struct.pack(f"<{len(numbers)}q", *numbers), digest_size=16).digest()
 
     @cached_property
     def widths(self) -> tuple[int, ...]:
-        """See `KvBlock.widths`."""
-        ext = (self.n_ext,) if self.n_ext else ()
-        return ext + tuple(plane.width for plane in self.planes)
+        """See `KvBlock.widths`; their sum is the size of a block for each of its positions."""
+        return ((self.n_ext,) if self.n_ext else ()) + tuple(plane.width for plane in self.planes)
 
     @cached_property
-    def n_token_bytes(self) -> int:
-        """Bytes of a block for each of its positions."""
-        return sum(self.widths)
-
-    @cached_property
-    def _data_head(self) -> bytes:
-        return _DATA_HEAD.pack(any(plane.element for plane in self.planes), self.n_layers)
+    def _before(self) -> tuple[int, ...]:
+        """Bytes a token has in a block before each of `planes`."""
+        return tuple(accumulate((plane.width for plane in self.planes), initial=self.n_ext))[:-1]
 
     def cut(self, state: Bytes, ranges: Sequence[tuple[int, int]]) -> list[KvBlock]:
-        """Copy the positions start..end-1 of each range out of the state of a sequence. Ranges may overlap.
+        """Copy positions start..end-1 out of the state of a sequence, for each (start, end); they may overlap.
 
-        Raises NativeError if the state has another format or does not hold every position of a range exactly once (as
-        after an image, whose tokens share a position).
+        Raises NativeError if the state has another format, or does not hold every position of a range exactly once
+        (the tokens of an image share positions).
         """
         cells = self._read(memoryview(state).cast("B"))
         return [self._block(cells, start, end) for start, end in ranges]
 
     def join(self, blocks: Sequence[KvBlock]) -> bytes:
-        """A state for llama_state_seq_set_data that holds the positions of all blocks, each beginning where one ends.
+        """A state for llama_state_seq_set_data that holds the positions of all blocks, which must be consecutive.
 
-        Raises NativeError if they do not follow one another or come from another kind of cache.
+        It restores into any sequence. Raises NativeError for a gap, or for a block from another kind of cache.
         """
         if not blocks or any(one.end != other.start for one, other in pairwise(blocks)):
             raise NativeError("only blocks that follow one another can be joined into a state")
         if any(block.kind != self.kind or block.widths != self.widths for block in blocks):
-            raise NativeError("a block from another model or with other KV types cannot be joined into this one's state")
-        start, n_cells = blocks[0].start, blocks[-1].end - blocks[0].start
-        if blocks[-1].end > np.iinfo(np.int32).max:
+            raise NativeError("a block from another kind of cache (model, KV types) cannot be joined into this state")
+        if blocks[-1].end > _MAX_POS:
             raise NativeError(f"position {blocks[-1].end} is more than libllama can count")
-        tables = [[(memoryview(block.data), block.n_tokens) for block in blocks]]
-        offsets = list(accumulate(self.widths, initial=0))
+        counts = [block.n_tokens for block in blocks]
+        views = [memoryview(block.data) for block in blocks]
         parts: list[Bytes] = [
             _HEAD.pack(self.magic, 0, self.n_streams),
-            _COUNT.pack(n_cells),
-            self._meta(blocks, start, n_cells),
-            self._data_head,
+            _COUNT.pack(sum(counts)),
+            self._meta(blocks[0].start, counts, views),
+            _DATA_HEAD.pack(self.transposed, self.n_layers),
         ]
-        del tables
-        for plane, offset in zip(self.planes, offsets[-1 - len(self.planes) :], strict=False):
+        for plane, before in zip(self.planes, self._before, strict=True):
+            after = before + plane.width
+            rows = [view[before * n : after * n] for view, n in zip(views, counts, strict=True)]
             parts.append(plane.head)
-            parts += _rows_of(blocks, plane, offset, n_cells)
+            parts.extend(plane.lay(rows, counts))
         parts.append(bytes(_COUNT.size * (self.n_streams - 1)))
         return b"".join(parts)
+
+    def _meta(self, start: int, counts: Sequence[int], views: Sequence[memoryview]) -> bytes:
+        n_cells = sum(counts)
+        meta = np.zeros((n_cells, 3 + self.n_ext // 4), np.int32)
+        meta[:, 0] = np.arange(start, start + n_cells)
+        meta[:, 1] = 1
+        if self.n_ext:
+            extra = b"".join([view[: self.n_ext * n] for view, n in zip(views, counts, strict=True)])
+            meta[:, 2:-1] = np.frombuffer(extra, np.int32).reshape(n_cells, -1)
+        return meta.tobytes()
+
+    def _block(self, cells: _Cells, start: int, end: int) -> KvBlock:
+        chosen, n_cells = cells.find(start, end), len(cells.meta)
+        parts: list[Bytes] = [cells.meta[chosen, 2:-1].tobytes()]
+        for plane, offset in zip(self.planes, cells.offsets, strict=True):
+            parts.append(plane.take(cells.view, offset, n_cells, chosen))
+        return KvBlock(start, end - start, self.kind, self.widths, b"".join(parts))
+
+    def _read(self, view: memoryview) -> _Cells:
+        """Check a state from end to end, but for the tensors' data. Nothing is read before the length allows it."""
+        if len(view) < _HEAD.size + _COUNT.size * self.n_streams:
+            raise _malformed(f"it ends after {len(view)} bytes")
+        magic, seq, n_streams = _HEAD.unpack_from(view)
+        if (magic, n_streams) != (self.magic, self.n_streams):
+            raise _malformed("it begins in another way")
+        # A sequence lives in one stream; the count of any other is 0 and nothing follows it.
+        counts = np.ndarray(self.n_streams, np.uint32, view, _HEAD.size)
+        stream = int(np.argmax(counts != 0))
+        n_cells = int(counts[stream])
+        meta_at = _HEAD.size + _COUNT.size * (stream + 1)
+        n_columns = 3 + self.n_ext // 4
+        data_at = meta_at + n_cells * n_columns * 4
+        offsets, end = self._offsets(data_at + _DATA_HEAD.size, n_cells)
+        if not n_cells:
+            offsets, end = [], meta_at
+        tail = _COUNT.size * (self.n_streams - 1 - stream)
+        if end + tail != len(view) or any(view[end:]):
+            raise _malformed(f"{n_cells} cells need {end + tail} bytes, and it has {len(view)}")
+        meta = np.ndarray((n_cells, n_columns), np.int32, view, meta_at)
+        if n_cells and not self._heads_fit(view, data_at, offsets):
+            raise _malformed("its layers have other types or widths")
+        if not (meta[:, 1] == 1).all() or not (meta[:, -1] == seq).all():
+            raise _malformed(f"it has cells of other sequences than {seq}")
+        pos = meta[:, 0]
+        order = None if bool((np.diff(pos) > 0).all()) else np.argsort(pos, kind="stable")
+        return _Cells(view, offsets, meta, pos if order is None else pos[order], order)
+
+    def _offsets(self, at: int, n_cells: int) -> tuple[list[int], int]:
+        """Where the data of each plane begin if the first plane begins at `at`, and where the last ends."""
+        offsets = []
+        for plane in self.planes:
+            offsets.append(at + len(plane.head))
+            at = offsets[-1] + n_cells * plane.width
+        return offsets, at
+
+    def _heads_fit(self, view: memoryview, data_at: int, offsets: Sequence[int]) -> bool:
+        if view[data_at : data_at + _DATA_HEAD.size] != _DATA_HEAD.pack(self.transposed, self.n_layers):
+            return False
+        planes = zip(self.planes, offsets, strict=True)
+        return all(view[offset - len(plane.head) : offset] == plane.head for plane, offset in planes)
+
+
+class _Reader:
+    """Takes fields off the front of a state. Raises NativeError where it ends."""
+
+    def __init__(self, state: bytes) -> None:
+        self._state = state
+        self.at = 0
+
+    @property
+    def left(self) -> int:
+        return len(self._state) - self.at
+
+    def skip(self, n: int) -> bytes:
+        if n > self.left:
+            raise _malformed(f"it ends after {len(self._state)} bytes")
+        self.at += n
+        return self._state[self.at - n : self.at]
+
+    def take(self, fields: struct.Struct) -> tuple[int, ...]:
+        return fields.unpack(self.skip(fields.size))
+
+    def plane(self, n_cells: int, *, transposed: bool) -> Plane:
+        """The next plane, without its data."""
+        head = self._state[self.at : self.at + _ROW_HEAD.size]
+        if transposed:
+            number, element, n_elements = self.take(_TRANSPOSED_HEAD)
+            if element not in (1, 2, 4, 8):
+                raise _malformed(f"an element of V has {element} bytes")
+            plane = Plane(head, number, element * n_elements, element)
+        else:
+            number, width = self.take(_ROW_HEAD)
+            plane = Plane(head, number, width)
+        self.skip(n_cells * plane.width)
+        return plane
+
+
+def _learn(state: bytes, n_cells: int) -> StateFormat:
+    """The format of a state of sequence 0 that holds positions 0..n_cells-1 and was saved from an empty context."""
+    reader = _Reader(state)
+    magic = state[:4]
+    _magic, _seq, n_streams = reader.take(_HEAD)
+    if reader.take(_COUNT)[0] != n_cells:
+        raise _malformed(f"it does not count the {n_cells} cells that were computed")
+    n_ext = _learn_ext(state[reader.at :], n_cells)
+    reader.skip(n_cells * (12 + n_ext))
+    transposed, n_layers = reader.take(_DATA_HEAD)
+    planes = [reader.plane(n_cells, transposed=False) for _ in range(n_layers)]
+    tail = _COUNT.size * (n_streams - 1)
+    if reader.left > tail:
+        planes += [reader.plane(n_cells, transposed=bool(transposed)) for _ in range(n_layers)]
+    if reader.left != tail or not planes:
+        raise _malformed(f"its {len(state)} bytes are not the K and V of {n_layers} layers")
+    return StateFormat(magic, n_streams, n_ext, n_layers, bool(transposed), tuple(planes))
+
+
+def _learn_ext(cells: bytes, n_cells: int) -> int:
+    for n_ext in range(0, _MAX_EXT + 1, 4):
+        if len(cells) < n_cells * (12 + n_ext):
+            break
+        meta = np.ndarray((n_cells, 3 + n_ext // 4), np.int32, cells)
+        if np.array_equal(meta[:, 0], np.arange(n_cells)) and (meta[:, 1] == 1).all() and not meta[:, -1].any():
+            return n_ext
+    raise _malformed("its cells are not the positions that were computed")
+
+
+def _prove(context: Stateful) -> StateFormat:
+    """Learn the format from random tokens in sequence 0, and compare with what the last sequence makes of it."""
+    n = min(_PROBE_TOKENS, context.n_ctx_seq)
+    if n < _PROBE_TOKENS // 2:
+        raise _malformed(f"a sequence of {n} positions is too short to tell its format")
+    if not _is_empty_pool(context.save(0)):
+        # Without a decode, which would cost time, and a model without any memory the process.
+        raise _malformed("the model has no plain attention cache")
+    tokens = np.random.default_rng(0).integers(0, context.vocab.n_tokens, n).tolist()
+    for start in range(0, n, context.n_batch):
+        context.add(0, tokens[start : start + context.n_batch], start, logits=0)
+        if context.decode() is not Decoded.OK:
+            raise _malformed("there was no room to compute one")
+    if context.length(0) != n:
+        raise _malformed("the model keeps none")
+    state = context.save(0)
+    found = _learn(state, n)
+    blocks = found.cut(state, [(0, 2), (2, 3), (3, n)])
+    if found.join(blocks) != state:
+        raise _malformed("it cannot be put together again")
+    for part in (blocks, [*blocks[:2], blocks[2].slice(1)]):
+        _prove_restore(context, found, part)
+    return found
+
+
+def _is_empty_pool(state: bytes) -> bool:
+    if len(state) < _HEAD.size:
+        return False
+    _magic, _seq, n_streams = _HEAD.unpack_from(state)
+    pools = state[_HEAD.size :]
+    return n_streams > 0 and len(pools) == _COUNT.size * n_streams and not any(pools)
+
+
+def _prove_restore(context: Stateful, found: StateFormat, blocks: Sequence[KvBlock]) -> None:
+    seq, end, state = context.n_seq_max - 1, blocks[-1].end, found.join(blocks)
+    if not context.restore(seq, state) or context.length(seq) != end:
+        raise _malformed("libllama does not take it back")
+    if found.join(found.cut(context.save(seq), [(0, end)])) != state:
+        raise _malformed("libllama makes something else of it")
+
+
+def _malformed(reason: str) -> NativeError:
+    return NativeError(f"the state of a sequence cannot be cut into blocks: {reason}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from functools import cached_property
 
 from minka.errors import NativeError, RequestError
 from minka.native.library import Library
@@ -26,7 +27,6 @@ class Vocab:
         self.add_bos = bool(self._slow.llama_vocab_get_add_bos(pointer))
         self.add_eos = bool(self._slow.llama_vocab_get_add_eos(pointer))
         self.type = int(self._slow.llama_vocab_type(pointer))
-        self._eog = frozenset(t for t in range(self.n_tokens) if self._fast.llama_vocab_is_eog(pointer, t))
         self._pieces: tuple[dict[int, bytes], dict[int, bytes]] = ({}, {})
 
     @property
@@ -34,10 +34,10 @@ class Vocab:
         """The llama_vocab, for other modules of native/."""
         return self._vocab
 
-    @property
+    @cached_property
     def eog(self) -> frozenset[int]:
         """All tokens that end a generation."""
-        return self._eog
+        return frozenset(filter(self.is_eog, range(self.n_tokens)))
 
     @property
     def suppressed(self) -> tuple[int, ...]:
@@ -54,7 +54,7 @@ class Vocab:
 
     def is_eog(self, token: int) -> bool:
         """Whether the token ends a generation."""
-        return token in self._eog
+        return bool(self._fast.llama_vocab_is_eog(self._vocab, self.check(token)))
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Token ids of a text. Raises RequestError if the text is too long for libllama (2 GiB)."""
