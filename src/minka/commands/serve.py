@@ -1,0 +1,106 @@
+"""Serve a model over HTTP: OpenAI's API and llama-server's own, for many clients at once.
+
+Flags, environment variables and routes are llama-server's, so that its command lines and clients run unchanged.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from argparse import ArgumentParser, Namespace
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING
+
+from minka.commands.arguments import add_parameters, foreign_env, resolve
+from minka.commands.command import Command
+from minka.commands.settings import GROUPS, settings
+from minka.params import LogParams, ServerParams
+
+if TYPE_CHECKING:
+    import socket
+    from concurrent.futures import Future
+
+    from minka.runtime import Runtime, Settings
+
+log = logging.getLogger("minka.serve")
+
+
+def configure(parser: ArgumentParser) -> None:
+    """All groups of parameters, and llama-server's other flags, which are refused by name."""
+    add_parameters(parser, *GROUPS, ServerParams, LogParams, llama_server=True)
+
+
+def run(args: Namespace) -> int:
+    """Bind, then load the model while requests are answered 503, then serve until told to stop."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from minka import logs
+    from minka.server.listen import bind
+
+    logs.configure(resolve(args, LogParams, os.environ))
+    for line in foreign_env(os.environ):
+        log.warning("%s", line)
+    params = resolve(args, ServerParams, os.environ)
+    wanted = settings(args, params)
+    sockets = bind(params)
+    # The model loads while the web framework is imported: most of both is not Python.
+    with ThreadPoolExecutor(1, "minka-load") as loader:
+        loading = loader.submit(_load, wanted)
+        return _run(_serve(params, sockets, loading))
+
+
+def _load(wanted: Settings) -> Runtime:
+    from minka.runtime import load
+
+    return load(wanted)
+
+
+def _run(main: Coroutine[None, None, int]) -> int:
+    import asyncio
+
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(main)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)
+
+
+async def _serve(params: ServerParams, sockets: list[socket.socket], model: Future[Runtime]) -> int:
+    import asyncio
+
+    from minka.server.app import build_app
+    from minka.server.listen import Server, urls
+
+    loading = asyncio.wrap_future(model)
+    app = build_app(params)
+    server = Server(app, params)
+    serving = asyncio.create_task(server.serve(sockets=sockets))
+    try:
+        await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
+        if not serving.done():
+            runtime = await loading
+            app.state.minka.runtime = runtime
+            _announce(runtime, urls(sockets, params))
+        await serving
+    finally:
+        server.should_exit = True
+        await asyncio.wait({serving, loading})
+        if not loading.cancelled() and not loading.exception():
+            loading.result().close()
+    return 0
+
+
+def _announce(runtime: Runtime, urls: list[str]) -> None:
+    served = runtime.served
+    log.info("listening on %s", ", ".join(urls))
+    log.info(
+        "model %s (%s), context %d tokens in each of %d slots",
+        served.model.name,
+        served.model.description,
+        served.n_ctx,
+        served.n_slots,
+    )
+
+
+COMMAND = Command("serve", configure, run)
