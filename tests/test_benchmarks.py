@@ -1,12 +1,9 @@
 """The benchmark harness measures what it says: its client against a server that cuts its bytes anywhere, how strict it
 is, its arithmetic, and every scenario's load against a server that answers nonsense at once.
-
-Run as a file, this is that server: `python test_benchmarks.py --port N` (other flags are ignored).
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -14,7 +11,7 @@ import random
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -33,87 +30,9 @@ from benchmarks.servers import BenchmarkError, Side
 from benchmarks.streams import longest_gap, read_chat, read_completion
 from benchmarks.worker import perform
 
+from tests.instant_server import Answers, Cut, chat_frames, chunked, completion_frames, data
+
 ROOT = Path(__file__).parents[1]
-Cut = Callable[[bytes], Iterable[bytes]]
-
-# ---------------------------------------------------------------------------------------------------------------------
-# A server that answers at once
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def data(value: object) -> bytes:
-    return b"data: " + json.dumps(value).encode() + b"\n\n"
-
-
-def chat_frames(n_tokens: int) -> list[bytes]:
-    def chunk(delta: dict[str, object], finish: str | None = None) -> bytes:
-        return data({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
-
-    usage = {"prompt_tokens": 7, "completion_tokens": n_tokens, "prompt_tokens_details": {"cached_tokens": 3}}
-    first = [chunk({"role": "assistant", "content": None})]
-    last = [chunk({}, "length"), data({"choices": [], "usage": usage}), b"data: [DONE]\n\n"]
-    return [*first, *(chunk({"content": f"ñ{i} "}) for i in range(n_tokens)), *last]
-
-
-def completion_frames(n_tokens: int) -> list[bytes]:
-    last = {"content": "", "stop": True, "stop_type": "limit", "tokens_predicted": n_tokens, "tokens_evaluated": 7}
-    parts = [data({"content": f"{i} ", "stop": False}) for i in range(n_tokens)]
-    return [*parts, data({**last, "timings": {"cache_n": 3}})]
-
-
-def chunked(payload: bytes) -> bytes:
-    return b"%x;name=value\r\n%s\r\n" % (len(payload), payload)
-
-
-class Answers:
-    """The server: knows llama-server's routes by name only. `cut` says in which pieces its bytes are written."""
-
-    def __init__(self, cut: Cut = lambda block: [block]) -> None:
-        self.cut = cut
-        self.n_connections = 0
-        self.routes: dict[str, Callable[[dict[str, int]], list[bytes]]] = {
-            "/v1/chat/completions": lambda body: chat_frames(body["max_tokens"]),
-            "/completion": lambda body: completion_frames(body["n_predict"]),
-        }
-
-    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.n_connections += 1
-        with suppress(asyncio.IncompleteReadError, ConnectionError):
-            while True:
-                await self.exchange(reader, writer)
-        writer.close()
-
-    async def exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        length = head.lower().partition("content-length: ")[2].partition("\r\n")[0]
-        body = await reader.readexactly(int(length or 0))
-        path = head.split(" ")[1]
-        if path in self.routes:
-            await self.write(writer, b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-            for frame in self.routes[path](json.loads(body)):
-                await self.write(writer, chunked(frame))
-                await asyncio.sleep(0.0005)
-            await self.write(writer, b"0\r\nTrailer: x\r\n\r\n")
-        elif path == "/breaks-off":
-            await self.write(writer, b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\ndata:")
-            writer.close()
-        elif path == "/until-close":
-            await self.write(writer, b"HTTP/1.1 200 OK\r\n\r\n" + b"".join(completion_frames(2)))
-            writer.close()
-        else:
-            tokens = {"tokens": [0] * (2 * len(json.loads(body or b"{}").get("content", "").split()))}
-            idle = [{"is_processing": False}] * 4
-            answers = {"/health": (200, {"status": "ok"}), "/slots": (200, idle), "/tokenize": (200, tokens)}
-            status, value = answers.get(path, (404, {"error": {"message": "no such path"}}))
-            block = json.dumps(value).encode()
-            await self.write(writer, b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%s" % (status, len(block), block))
-
-    async def write(self, writer: asyncio.StreamWriter, block: bytes) -> None:
-        for piece in self.cut(block):
-            writer.write(piece)
-            await writer.drain()
-            if len(piece) < len(block):
-                await asyncio.sleep(0)
 
 
 @asynccontextmanager
@@ -506,15 +425,12 @@ def test_names_are_unique_and_the_default_run_is_not_empty() -> None:
         command.chosen(["one", "nine"])
 
 
-@pytest.fixture
-def fake_server(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    return (sys.executable, str(Path(__file__)))
+FAKE_SERVER = (sys.executable, str(ROOT / "tests" / "instant_server.py"))
 
 
-def test_sides_take_turns_and_a_dead_server_is_a_failed_run(fake_server: tuple[str, ...], tmp_path: Path) -> None:
+def test_sides_take_turns_and_a_dead_server_is_a_failed_run(tmp_path: Path) -> None:
     dead = (sys.executable, "-c", "print('no such model'); raise SystemExit(3)")
-    sides = (Side("minka", fake_server), Side("peer", dead))
+    sides = (Side("minka", FAKE_SERVER), Side("peer", dead))
     one = next(scenario for scenario in SCENARIOS if scenario.name == "one")
     lines: list[str] = []
     using = Setting(sides, {Model.MAIN: tmp_path / "none.gguf"}, 2, tmp_path)
@@ -527,13 +443,11 @@ def test_sides_take_turns_and_a_dead_server_is_a_failed_run(fake_server: tuple[s
     assert json.loads(json.dumps(document))["cases"][0]["runs"][0]["outcome"]["streams"][0]["completion_tokens"] == 128
 
 
-def test_the_command_prints_and_records(
-    fake_server: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_and_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = tmp_path / "model.gguf"
     model.write_bytes(b"GGUF")
     flags = ["--model", str(model), "--rounds", "1", "--out", str(tmp_path / "out")]
-    assert command.main(["storm", *flags, "--minka-command", " ".join(fake_server)]) == 0
+    assert command.main(["storm", *flags, "--minka-command", " ".join(FAKE_SERVER)]) == 0
     printed = capsys.readouterr().out
     assert "64 on 4" in printed
     assert "≥ 64" in printed
@@ -563,18 +477,7 @@ def test_the_command_says_what_is_missing(tmp_path: Path, capsys: pytest.Capture
     assert capsys.readouterr().err.startswith("benchmarks: no such model file")
 
 
-def test_a_scenario_may_limit_its_rounds_and_leave_the_peer_out(fake_server: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_scenario_may_limit_its_rounds_and_leave_the_peer_out(tmp_path: Path) -> None:
     alone = Scenario("one", "", (find("one", "1 stream"),), with_peer=False, rounds=1)
-    using = Setting((Side("minka", fake_server), Side("peer", ())), {Model.MAIN: tmp_path}, 3, tmp_path)
+    using = Setting((Side("minka", FAKE_SERVER), Side("peer", ())), {Model.MAIN: tmp_path}, 3, tmp_path)
     assert [each.side for each in run_case(alone, alone.cases[0], using, lambda _line: None)] == ["minka"]
-
-
-async def serve_forever(port: int) -> None:
-    server = await asyncio.start_server(Answers().handle, "127.0.0.1", port)
-    await server.serve_forever()
-
-
-if __name__ == "__main__":
-    flags = argparse.ArgumentParser()
-    flags.add_argument("--port", type=int)
-    asyncio.run(serve_forever(flags.parse_known_args()[0].port))

@@ -355,6 +355,10 @@ class GenerationParams:
         15, "--sse-ping-interval", env="LLAMA_ARG_SSE_PING_INTERVAL", http=("sse_ping_interval",), low=-1,
         high=INT32_MAX,
         doc="seconds of silence in a stream after which a comment is sent; -1 or 0 is off (llama-server: 30)")
+    timeout_ms: int = param(
+        -1, http=("timeout_ms",), low=-1, high=2**31 - 1, own=True,
+        doc="milliseconds after which a request that waits fails (504), and one that generates ends with what it has; "
+        "-1 is off")
     priority: int = param(
         0, http=("priority",), low=-1, high=1, own=True, doc="place in the queue: 1 before 0 before -1")
     response_fields: tuple[str, ...] = param(
@@ -605,6 +609,9 @@ class ServerParams:
     body_limit: int = param(
         100, "--body-limit", env="MINKA_BODY_LIMIT", low=1, high=65536, own=True, metavar="MIB",
         doc="the largest request body in MiB; a larger one is answered 413")
+    request_timeout: int = param(
+        0, "--request-timeout", env="MINKA_REQUEST_TIMEOUT", low=0, high=86400, own=True, metavar="SECONDS",
+        doc="the longest time that a request may ask for, in the queue and generating together; 0 is no limit")
     drain_timeout: int = param(
         30, "--drain-timeout", env="MINKA_DRAIN_TIMEOUT", low=0, high=86400, own=True, metavar="SECONDS",
         doc="how long running requests may go on after the server is told to stop")

@@ -36,6 +36,7 @@ class Job:
 
     `prompt` is token ids, at least one. `n_predict` is the most tokens to generate, -1 for as many as the context
     holds. `stop` are strings that end the text and are not part of it. `id_slot` pins the job to a slot, -1 for any.
+    Tenants take turns in the queue. After `timeout_ms` from its submit the job fails, or ends with what it has.
     Jobs share computed prefixes only with jobs of the same `cache_salt`, and with none unless `cache_prompt`.
     """
 
@@ -50,6 +51,8 @@ class Job:
     id_slot: int = -1
     cache_prompt: bool = True
     cache_salt: str = ""
+    tenant: str = ""
+    timeout_ms: int = -1
     return_progress: bool = False
     preserved_tokens: frozenset[int] = frozenset()
 
@@ -85,6 +88,8 @@ class Timings:
     predicted_ms: float = 0.0
     draft_n: int = 0
     draft_n_accepted: int = 0
+    deadline: bool = False
+    """Whether the job ended because its time was over."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,12 @@ def ending(run: Run, token: int, backend: Backend, now: float) -> FinishReason |
         return FinishReason.WORD
     if backend.vocab.is_eog(token):
         return FinishReason.EOS
+    run.timed_out = run.is_late(now)
     limited = (
-        0 <= run.job.n_predict <= run.n_generated or len(run.tokens) >= backend.n_ctx_seq or _out_of_time(run, now)
+        0 <= run.job.n_predict <= run.n_generated
+        or len(run.tokens) >= backend.n_ctx_seq
+        or run.timed_out
+        or _out_of_time(run, now)
     )
     return FinishReason.LIMIT if limited else None
 

@@ -17,6 +17,7 @@ from minka.engine.inbox import ThreadInbox
 from minka.engine.loop import Loop
 from minka.engine.memory import Memory, MemoryConfig
 from minka.engine.outbox import Outbox
+from minka.engine.pace import Pace
 from minka.engine.slot import Run
 from minka.errors import ContextSizeError, MinkaError, NativeError, QueueFullError, RequestError, UnavailableError
 from minka.native.protocol import Backend
@@ -72,6 +73,7 @@ class Engine:
         self._open: set[str] = set()
         self._lock = Lock()
         self._stopped = False
+        self._pace = Pace()
         self._archive = self._open_archive()
         memory = Memory(backend, self._config.memory, self._archive)
         self._loop = Loop(backend, Outbox(self._forget), max_gap=self._config.max_gap_ms / 1e3, memory=memory)
@@ -93,7 +95,11 @@ class Engine:
             if job.id in self._open:
                 raise RequestError(f"a job with the id {job.id} is running already", param="id")
             if len(self._open) >= self._backend.n_seq_max + self._config.queue_size:
-                raise QueueFullError(f"the queue is full: {self._config.queue_size} requests wait already")
+                n_waiting = self._config.queue_size
+                raise QueueFullError(
+                    f"the queue is full: {n_waiting} requests wait already",
+                    retry_after=self._pace.retry_after(n_waiting),
+                )
             self._open.add(job.id)
             self._messages.put(_Submit(run))
 
@@ -159,6 +165,7 @@ class Engine:
     def _forget(self, id: str) -> None:
         with self._lock:
             self._open.discard(id)
+            self._pace.ended(perf_counter())
 
     # -- the engine's thread -------------------------------------------------------------------------------------------
 

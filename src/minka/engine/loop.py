@@ -17,7 +17,7 @@ from minka.engine.queue import Queue
 from minka.engine.scheduler import Grant, Scheduler
 from minka.engine.sequences import Sequences
 from minka.engine.slot import Run, Slot
-from minka.errors import MinkaError, NativeError
+from minka.errors import DeadlineError, MinkaError, NativeError
 from minka.native.protocol import Backend, Decoded
 from minka.types import (
     Cancelled,
@@ -35,6 +35,10 @@ from minka.types import (
 log = logging.getLogger("minka.engine")
 
 Clock = Callable[[], float]
+
+
+def _late(run: Run) -> DeadlineError:
+    return DeadlineError(f"the request's time of {run.job.timeout_ms} ms was over before its first token")
 
 
 class Loop:
@@ -64,6 +68,7 @@ class Loop:
 
     def step(self) -> bool:
         """Compute one batch. False if there was nothing to compute."""
+        self._drop_late()
         self._end_waits()
         self._admit()
         rows = self._decode()
@@ -77,10 +82,22 @@ class Loop:
         """Whether any run is in a slot or waits for one."""
         return bool(self.queue) or any(not slot.idle for slot in self._slots)
 
+    def _drop_late(self) -> None:
+        """End runs whose time was over before they gave anything. Those that generate end by themselves, with it."""
+        now = self._clock()
+        for run in self.queue.remove(lambda run: run.is_late(now)):
+            self._outbox.put(run.inbox, Failed(run.job.id, _late(run)))
+            self._close(run)
+        for slot in self._slots:
+            if slot.run is not None and not slot.run.n_generated and slot.run.is_late(now):
+                self._outbox.put(slot.run.inbox, Failed(slot.run.job.id, _late(slot.run)))
+                self._close(slot.run)
+                self._release(slot)
+
     # -- admit -------------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        for run in list(self.queue):
+        for run in self.queue.in_order(self._clock()):
             if all(not slot.idle for slot in self._slots):
                 return
             placement = self._place(run)

@@ -1,43 +1,65 @@
-"""Runs that wait for a slot: by priority, then in the order they came; bounded."""
+"""Runs that wait for a slot: by priority, then in turn between tenants, then in the order they came.
+
+Start-time fair queueing (Goyal, Vin, Cheng 1996) with requests of equal cost: a tenant's runs are numbered, and a lower
+number goes first, so whoever sends many does not push back who sends few. Waiting raises the priority, so that nothing
+waits for ever.
+"""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 
 from minka.engine.slot import Run
-from minka.types import Priority
+
+AGING = 30.0
+"""Seconds of waiting that count as much as one level of priority."""
 
 
 class Queue:
-    """Three lines of runs. A run that had a slot already goes to the front of its line."""
+    """The waiting runs. A run that had a slot already keeps its turn, which comes before all newer ones."""
 
     def __init__(self) -> None:
-        self._lines: dict[Priority, deque[Run]] = {priority: deque() for priority in sorted(Priority, reverse=True)}
+        self._runs: list[Run] = []
+        self._turns: dict[str, int] = {}
+        """The last turn that each tenant was given."""
+        self._now = 0
+        """The turn of the run that was taken last."""
 
     def __len__(self) -> int:
-        return sum(map(len, self._lines.values()))
+        return len(self._runs)
 
     def __iter__(self) -> Iterator[Run]:
-        """All runs, in the order in which they would be admitted."""
-        for line in self._lines.values():
-            yield from line
+        """All runs, in the order they came."""
+        return iter(self._runs)
+
+    def in_order(self, now: float) -> list[Run]:
+        """All runs, in the order in which they should be admitted at this time (of the engine's clock)."""
+
+        def rank(run: Run) -> tuple[int, int, float]:
+            aged = run.job.priority + int((now - run.submitted) / AGING)
+            return -aged, run.turn, run.submitted
+
+        return sorted(self._runs, key=rank)
 
     def put(self, run: Run) -> None:
-        """Append a new run to its line."""
-        self._lines[run.job.priority].append(run)
+        """Add a new run, with the next turn of its tenant."""
+        tenant = run.job.tenant
+        run.turn = self._turns[tenant] = max(self._turns.get(tenant, 0) + 1, self._now)
+        self._runs.append(run)
 
     def put_back(self, run: Run) -> None:
-        """Put a run that lost its slot in front of its line."""
-        self._lines[run.job.priority].appendleft(run)
+        """Add a run that lost its slot; it keeps its turn."""
+        self._runs.append(run)
 
     def take(self, run: Run) -> None:
         """Take out a run, to admit it."""
-        self._lines[run.job.priority].remove(run)
+        self._runs.remove(run)
+        self._now = max(self._now, run.turn)
+        if not self._runs:
+            self._turns.clear()
 
     def remove(self, match: Callable[[Run], bool]) -> list[Run]:
         """Take out all runs that match."""
-        removed = [run for run in self if match(run)]
-        for run in removed:
-            self.take(run)
+        removed = [run for run in self._runs if match(run)]
+        self._runs = [run for run in self._runs if not match(run)]
         return removed

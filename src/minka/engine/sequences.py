@@ -22,6 +22,8 @@ class Sequences:
         self._backend = backend
         self._slots = slots
         self._cells = Cells(backend.n_seq_max, unified=backend.kv_unified)
+        self._lent: set[int] = set()
+        """Streams that the next decode copies from: nothing may be restored over them before."""
         self.memory = memory
 
     @property
@@ -47,7 +49,7 @@ class Sequences:
         Raises NativeError if the backend fails; the sequence is empty then.
         """
         n, source = placement.n_reuse, placement.source
-        recall = self.known(run) >= n + MIN_SHARED
+        recall = self.known(run) >= n + MIN_SHARED and slot.id not in self._lent
         if recall and not self._backend.kv_unified:
             n, source = 0, -1  # a stream is restored as a whole, so nothing has to be copied into it before
         if source != slot.id or n < slot.n_past:
@@ -59,6 +61,8 @@ class Sequences:
                 self._backend.share(source, slot.id, n)
                 self._cells.share(source, slot.id, n)
                 slot.n_past = n
+                if not self._backend.kv_unified:
+                    self._lent.add(source)
             self._clear_idle(slot)
             if recall:
                 self._recall(slot, run)
@@ -83,6 +87,7 @@ class Sequences:
 
     def grow(self, slot: Slot, n: int) -> None:
         """Book `n` tokens that the backend has computed."""
+        self._lent.clear()
         self._cells.extend(slot.id, n)
         slot.n_past += n
 

@@ -25,6 +25,8 @@ class Run:
     """The prompt and what was generated so far."""
     text: TextStream = field(init=False)
     sampler: Sampler | None = None
+    turn: int = 0
+    """Its turn in the queue, between tenants."""
     order: int = -1
     """Number of its (first) admission, -1 before: a larger one is younger."""
     n_cached: int = 0
@@ -37,6 +39,7 @@ class Run:
     """When its first token was sampled, 0 before."""
     last_token: float = 0.0
     announced: bool = False
+    timed_out: bool = False
     has_new_line: bool = False
 
     def __post_init__(self) -> None:
@@ -53,6 +56,10 @@ class Run:
         """Tokens generated so far."""
         return len(self.tokens) - self.n_prompt
 
+    def is_late(self, now: float) -> bool:
+        """Whether its time is over."""
+        return self.job.timeout_ms >= 0 and (now - self.submitted) * 1e3 > self.job.timeout_ms
+
     def timings(self, now: float) -> Timings:
         """Counts and durations up to now."""
         prompt_end = self.first_token or now
@@ -64,6 +71,7 @@ class Run:
             predicted_ms=(now - self.first_token) * 1e3 if self.first_token else 0.0,
             draft_n=self.n_draft,
             draft_n_accepted=self.n_accepted,
+            deadline=self.timed_out,
         )
 
 

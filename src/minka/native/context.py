@@ -56,7 +56,12 @@ class Context:
             if not self._context:
                 raise ModelError(f"cannot create a context of {wanted} tokens: {errors[0] if errors else 'no reason'}")
         self._memory = self._fast.llama_get_memory(self._context)
-        self._copying: set[int] = set()
+        if not self._memory or model.has_encoder:
+            self._slow.llama_free(self._context)
+            kind = "only makes embeddings" if not self._memory else "has an encoder beside its decoder"
+            raise ModelError(f"the model {model.path} {kind}; Minka cannot generate text with it")
+        self._copying: set[tuple[int, int]] = set()
+        """Streams (source, target) whose data libllama copies at the beginning of the next decode."""
         self.n_ctx = int(self._slow.llama_n_ctx(self._context))
         limits = [int(self._slow.llama_n_ctx_seq(self._context)), model.n_ctx_train, params.kv_unified_per_slot]
         self.n_ctx_seq = min(limit for limit in limits if limit > 0)
@@ -151,7 +156,7 @@ class Context:
         else:
             # Between streams libllama copies whole sequences only: a partial copy aborts the process.
             self._fast.llama_memory_seq_cp(self._memory, src, dst, -1, -1)
-            self._copying.add(dst)
+            self._copying.add((src, dst))
             self.cut(dst, n)
 
     def cut(self, seq: int, n: int) -> None:
@@ -225,7 +230,9 @@ class Context:
 
     def save(self, seq: int) -> bytes:
         """See `protocol.Backend.save`."""
-        self._check_copied(seq)
+        self._check_seq(seq)
+        if seq in {target for _, target in self._copying}:
+            raise NativeError(f"sequence {seq} waits for a copy that the next decode makes")
         size = int(self._slow.llama_state_seq_get_size(self._open(), seq))
         buffer = (ctypes.c_uint8 * size)()
         written = int(self._slow.llama_state_seq_get_data(self._open(), buffer, size, seq))
@@ -239,18 +246,14 @@ class Context:
         return self._restore(seq, state)
 
     def _restore(self, seq: int, state: bytes) -> bool:
-        self._check_copied(seq)
+        if any(seq in pair for pair in self._copying):
+            raise NativeError(f"sequence {seq} takes part in a copy that the next decode makes")
         # C only reads it, so it needs no copy.
         buffer = ctypes.cast(ctypes.c_char_p(state), ctypes.POINTER(ctypes.c_uint8))
         if self._slow.llama_state_seq_set_data(self._open(), buffer, len(state), seq):
             return True
         self._fast.llama_memory_seq_rm(self._memory, seq, -1, -1)
         return False
-
-    def _check_copied(self, seq: int) -> None:
-        """The data of a shared stream arrive with the next decode, and would overwrite what was restored before it."""
-        if seq in self._copying:
-            raise NativeError(f"sequence {seq} waits for a copy that the next decode makes")
 
     def _sliced(self) -> StateFormat:
         if self._format is None:

@@ -165,8 +165,13 @@ class Model:
 
     @property
     def has_decoder(self) -> bool:
-        """Whether the model can generate text."""
+        """Whether the model has a decoder at all."""
         return bool(self._lib.slow.llama_model_has_decoder(self.pointer))
+
+    @property
+    def has_encoder(self) -> bool:
+        """Whether a prompt has to be encoded before anything is generated (T5 and the like)."""
+        return bool(self._lib.slow.llama_model_has_encoder(self.pointer))
 
     def apply_legacy_template(self, template: str, messages: list[tuple[str, str]], add_assistant: bool) -> str | None:
         """Render (role, content) pairs with one of libllama's built-in formats; None if it knows no such format."""
