@@ -155,6 +155,7 @@ def served(kwargs: dict[str, object] | None = None) -> Served:
         template=ChatTemplate(TEMPLATE, bos_token="", eos_token=""),
         n_ctx=512,
         n_slots=1,
+        max_jobs=1,
         created=0,
         build="b",
         sampling=GREEDY.sampling,

@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING
 from minka.commands.arguments import add_parameters, foreign_env, resolve
 from minka.commands.command import Command
 from minka.commands.settings import GROUPS, settings
+from minka.errors import UnavailableError
 from minka.params import LogParams, ServerParams
 
 if TYPE_CHECKING:
     import socket
     from concurrent.futures import Future
+    from threading import Event
 
-    from minka.runtime import Runtime, Settings
+    from minka.runtime import Runtime
+    from minka.server.app import App
 
 log = logging.getLogger("minka.serve")
 
@@ -33,8 +36,11 @@ def configure(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Bind, then load the model while requests are answered 503, then serve until told to stop."""
     from concurrent.futures import ThreadPoolExecutor
+    from threading import Event
 
     from minka import logs
+    from minka.runtime import load
+    from minka.server.app import build_app
     from minka.server.listen import bind
 
     logs.configure(resolve(args, LogParams, os.environ))
@@ -42,17 +48,16 @@ def run(args: Namespace) -> int:
         log.warning("%s", line)
     params = resolve(args, ServerParams, os.environ)
     wanted = settings(args, params)
+    app = build_app(params)
     sockets = bind(params)
-    # The model loads while the web framework is imported: most of both is not Python.
+    stop = Event()
+
+    def check(_share: float) -> None:
+        if stop.is_set():
+            raise UnavailableError("the server is stopping")
+
     with ThreadPoolExecutor(1, "minka-load") as loader:
-        loading = loader.submit(_load, wanted)
-        return _run(_serve(params, sockets, loading))
-
-
-def _load(wanted: Settings) -> Runtime:
-    from minka.runtime import load
-
-    return load(wanted)
+        return _run(_serve(app, params, sockets, loader.submit(load, wanted, check), stop))
 
 
 def _run(main: Coroutine[None, None, int]) -> int:
@@ -66,32 +71,36 @@ def _run(main: Coroutine[None, None, int]) -> int:
         return runner.run(main)
 
 
-async def _serve(params: ServerParams, sockets: list[socket.socket], model: Future[Runtime]) -> int:
+async def _serve(
+    app: App, params: ServerParams, sockets: list[socket.socket], model: Future[Runtime], stop: Event
+) -> int:
     import asyncio
 
-    from minka.server.app import build_app
     from minka.server.listen import Server, urls
 
-    loading = asyncio.wrap_future(model)
-    app = build_app(params)
     server = Server(app, params)
     serving = asyncio.create_task(server.serve(sockets=sockets))
+    loading = asyncio.create_task(_started(app, model, urls(sockets, params)))
     try:
-        await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
-        if not serving.done():
-            runtime = await loading
-            app.state.minka.runtime = runtime
-            _announce(runtime, urls(sockets, params))
+        await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
+        if loading.done():
+            loading.result()  # a model that cannot be loaded ends the command
         await serving
     finally:
         server.should_exit = True
-        await asyncio.wait({serving, loading})
-        if not loading.cancelled() and not loading.exception():
+        stop.set()
+        await asyncio.wait((serving, loading))
+        if not loading.exception():
             loading.result().close()
     return 0
 
 
-def _announce(runtime: Runtime, urls: list[str]) -> None:
+async def _started(app: App, model: Future[Runtime], urls: list[str]) -> Runtime:
+    """Open the server's doors when the model is loaded."""
+    import asyncio
+
+    runtime = await asyncio.wrap_future(model)
+    app.state.minka.runtime = runtime
     served = runtime.served
     log.info("listening on %s", ", ".join(urls))
     log.info(
@@ -101,6 +110,7 @@ def _announce(runtime: Runtime, urls: list[str]) -> None:
         served.n_ctx,
         served.n_slots,
     )
+    return runtime
 
 
 COMMAND = Command("serve", configure, run)

@@ -83,6 +83,8 @@ class Options:
 
     sampling: SamplingParams
     generation: GenerationParams
+    max_jobs: int
+    """Completions that one request may ask for, of all its prompts together."""
     usage_in_stream: bool = False
     n_top: int | None = None
     """Alternatives of each token that are shown, None for as many as the engine reports."""
@@ -107,7 +109,7 @@ def decode_options(body: JsonObject, served: Served, *, supported: Collection[st
     if sampling.ignore_eos:
         forbidden = tuple((token, -math.inf) for token in sorted(served.tokenizer.eog))
         sampling = replace(sampling, logit_bias=sampling.logit_bias + forbidden)
-    return Options(sampling, generation, _usage_in_stream(body))
+    return Options(sampling, generation, served.max_jobs, _usage_in_stream(body))
 
 
 def _usage_in_stream(body: JsonObject) -> bool:
@@ -125,6 +127,11 @@ def jobs(prompts: Sequence[Sequence[int]], options: Options, id: str) -> tuple[J
     Further completions of a prompt get the following seeds.
     """
     generation, sampling, n = options.generation, options.sampling, options.generation.n_cmpl
+    if len(prompts) * n > options.max_jobs:
+        raise RequestError(
+            f"the request asks for {len(prompts) * n} completions, but the server takes {options.max_jobs} at most",
+            param="prompt",
+        )
     seeds = [sampling.seed + choice if sampling.seed >= 0 else -1 for choice in range(n)]
     return tuple(
         Job(

@@ -32,7 +32,8 @@ class ModelFacts:
 class Served:
     """One model with the server's defaults for it.
 
-    `n_ctx` is the context of a slot in tokens, `created` the Unix time of loading, `build` the `system_fingerprint`.
+    `n_ctx` is the context of a slot in tokens, `max_jobs` how many completions the engine takes at once, `created` the
+    Unix time of loading, `build` the `system_fingerprint`.
     """
 
     model: ModelFacts
@@ -40,6 +41,7 @@ class Served:
     template: Template
     n_ctx: int
     n_slots: int
+    max_jobs: int
     created: int
     build: str
     sampling: SamplingParams

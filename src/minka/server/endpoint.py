@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
+from itertools import takewhile
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
@@ -104,12 +105,15 @@ async def _run(exchange: Exchange, runtime: Runtime, request: Request) -> Batche
             runtime.engine.submit(_of_client(job, request), runtime.inbox)
         while open_ids:
             batch = await mailbox.take(patience)
-            for event in batch:
+            told = list(takewhile(lambda event: not isinstance(event, Failed | Cancelled), batch))
+            for event in told:
                 if isinstance(event, Finished):
                     open_ids.remove(event.id)
-                elif isinstance(event, Failed | Cancelled):
-                    raise event.error if isinstance(event, Failed) else ClientDisconnect
-            yield batch
+            if told or not batch:
+                yield told
+            if len(told) < len(batch):
+                end = batch[len(told)]
+                raise end.error if isinstance(end, Failed) else ClientDisconnect
     finally:
         watcher.cancel()
         runtime.inbox.close(job.id for job in exchange.jobs)

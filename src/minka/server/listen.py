@@ -105,6 +105,10 @@ class Server(uvicorn.Server):
         """Called for SIGINT and SIGTERM."""
         self.force_exit = self.should_exit
         self.should_exit = True
+        if self.force_exit:
+            # Since Python 3.12 a closed server waits for its connections, so those have to go, too.
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()
 
 
 def _has_uvloop() -> bool:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from types import FrameType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -33,18 +30,9 @@ def _bar() -> Iterator[Callable[[float], None]]:
     bar = Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False)
     task = bar.add_task("load", total=1.0)
 
-    def leave(_signal: int, _frame: FrameType | None) -> None:
-        # An exception could not pass through libllama, in whose loader this runs; nothing is there to be saved.
-        bar.stop()
-        os._exit(130)
-
     def update(share: float) -> None:
         bar.update(task, completed=share)
         bar.refresh()
 
-    before = signal.signal(signal.SIGINT, leave)
-    try:
-        with bar:
-            yield update
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with bar:
+        yield update
