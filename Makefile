@@ -37,6 +37,9 @@ docs: $(VENV)/.dev     ## rewrite the generated pages of docs/
 bench: $(VENV)/.bench  ## measure side by side with llama-server (ARGS="eight shared" for some scenarios)
 	$(BIN)/python -m benchmarks $(ARGS)
 
+soak: $(VENV)/.dev     ## 20 minutes of random traffic with all laws checked (ARGS="--minutes 60")
+	$(BIN)/python -m tools.soak $(ARGS)
+
 clean:                 ## remove everything that make created
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 
