@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,10 +36,16 @@ def settings(args: Namespace, server: ServerParams | None = None) -> Settings:
         model=resolve(args, ModelParams, os.environ),
         context=resolve(args, ContextParams, os.environ),
         sampling=resolve(args, SamplingParams, os.environ),
-        generation=resolve(args, GenerationParams, os.environ),
+        generation=_generation(args),
         chat=resolve(args, ChatParams, os.environ),
         engine=_engine(resolve(args, CacheParams, os.environ), server),
     )
+
+
+def _generation(args: Namespace) -> GenerationParams:
+    """With `-v`, OpenAI answers carry the native one as well, as llama-server's do."""
+    params = resolve(args, GenerationParams, os.environ)
+    return replace(params, verbose=True) if getattr(args, "verbose", False) else params
 
 
 def _engine(cache: CacheParams, server: ServerParams | None) -> EngineConfig:
