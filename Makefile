@@ -2,7 +2,7 @@
 # Python 3.11 or newer (with venv), make and a C/C++ compiler. The first one compiles libllama: ~6 minutes on 2 cores.
 
 VENV   ?= .venv
-PYTHON ?= $(firstword $(foreach p,python3.13 python3.12 python3.11 python3,$(shell command -v $(p) 2>/dev/null)))
+PYTHON ?=
 BIN    := $(VENV)/bin
 ARGS   ?=
 

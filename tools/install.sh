@@ -3,11 +3,17 @@
 # libllama is compiled for this machine if no compiled one is cached; a line shows how far it is.
 set -eu
 extra="$1"
-if [ -z "${PYTHON:-}" ] || ! "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
-    echo "Minka needs Python 3.11 or newer; name one with make PYTHON=/path/to/python3" >&2
-    exit 1
+if [ ! -x "$VENV/bin/python" ]; then
+    for python in ${PYTHON:-python3 python3.13 python3.12 python3.11}; do  # a name can be there and not run
+        "$python" -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break
+        python=
+    done
+    if [ -z "$python" ]; then
+        echo "Minka needs Python 3.11 or newer with venv; name one with make PYTHON=/path/to/python3" >&2
+        exit 1
+    fi
+    "$python" -m venv "$VENV"
 fi
-[ -x "$VENV/bin/python" ] || "$PYTHON" -m venv "$VENV"
 python="$VENV/bin/python"
 pip() { "$python" -m pip --disable-pip-version-check "$@"; }
 
