@@ -7,27 +7,50 @@ clock that only decodes move. Nothing here imports the engine or libllama.
 
 from __future__ import annotations
 
+import struct
 import threading
-import zlib
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Literal, NoReturn
 
 import numpy as np
 
-from minka.errors import NativeError, RequestError
+from minka.errors import NativeError
 from minka.native.protocol import Block, Decoded, Logits
+from minka.native.slot_file import STATE_MAGIC
 from minka.params import SamplingParams
+from tests.fake_cells import Cell, FakeBlock, FakeSequence
+from tests.fake_vocab import BOS, CONTROL, EOS, FakeVocab, Script, digest, eos_after, hashed, scripted, tokens_of
 
-BOS, EOS, CONTROL = 256, 257, 258
-SPECIALS = ("<s>", "</s>", "<|control|>")
+__all__ = [
+    "BOS",
+    "CONTROL",
+    "EOS",
+    "WAIT",
+    "Chunk",
+    "Cost",
+    "FakeBackend",
+    "FakeBlock",
+    "FakeClock",
+    "FakeSampler",
+    "FakeVocab",
+    "Gate",
+    "Misuse",
+    "Script",
+    "digest",
+    "eos_after",
+    "hashed",
+    "scripted",
+    "tokens_of",
+]
+
 WAIT = 20.0
 """Seconds after which a thread that waits for a test (or a test that waits for a thread) gives up."""
 
-Script = Callable[[Sequence[int]], int]
-"""The most likely next token after a sequence: a pure function of its tokens."""
+_STATE_HEAD = struct.Struct("=Ii")
+"""What the bytes of a whole state begin with, as those of libllama do."""
 
 
 class Misuse(AssertionError):
@@ -51,82 +74,6 @@ class Cost:
     step: float = 0.0
     prefill: float = 0.0
     lane: float = 0.0
-
-
-class FakeVocab:
-    """`minka.types.Tokenizer`: one token a byte, three control tokens, and `pieces` of any bytes behind them."""
-
-    def __init__(self, pieces: Sequence[bytes] = (), *, add_bos: bool = False) -> None:
-        self._pieces = [bytes([value]) for value in range(256)] + [b""] * len(SPECIALS) + list(pieces)
-        self._longest_first = sorted((p for p in pieces if p), key=len, reverse=True)
-        self.n_tokens = len(self._pieces)
-        self.bos, self.eos = BOS, EOS
-        self.add_bos, self.add_eos = add_bos, False
-        self.eog = frozenset({EOS})
-
-    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        raw, tokens = text.encode("utf-8", "replace"), [BOS] if add_special and self.add_bos else []
-        known = {spelling.encode(): BOS + i for i, spelling in enumerate(SPECIALS)} if parse_special else {}
-        known |= {piece: self._pieces.index(piece, 256) for piece in self._longest_first}
-        at = 0
-        while at < len(raw):
-            found = next((piece for piece in known if raw.startswith(piece, at)), raw[at : at + 1])
-            tokens.append(known.get(found, found[0]))
-            at += len(found)
-        return tokens
-
-    def piece(self, token: int, *, special: bool) -> bytes:
-        self._check(token)
-        return SPECIALS[token - BOS].encode() if special and BOS <= token <= CONTROL else self._pieces[token]
-
-    def detokenize(self, tokens: Sequence[int], *, special: bool) -> bytes:
-        return b"".join(self.piece(token, special=special) for token in tokens)
-
-    def text(self, token: int) -> str:
-        return self.piece(token, special=True).decode("utf-8", "replace")
-
-    def is_eog(self, token: int) -> bool:
-        return token == EOS
-
-    def _check(self, token: int) -> None:
-        if not 0 <= token < self.n_tokens:
-            raise RequestError(f"token id {token} is outside the vocabulary (0 to {self.n_tokens - 1})")
-
-
-def tokens_of(text: str | bytes) -> tuple[int, ...]:
-    """The byte tokens of a text."""
-    return tuple(text.encode() if isinstance(text, str) else text)
-
-
-def digest(tokens: Sequence[int], salt: int = 0) -> int:
-    """A number that depends on every token and its place."""
-    return zlib.crc32(array("i", tokens).tobytes(), salt)
-
-
-def hashed(alphabet: Sequence[int] = b"abcdefghij klmno\n", *, salt: int = 0) -> Script:
-    """Tokens of `alphabet`, each chosen by all tokens before it: one wrong token in a sequence changes all later."""
-    return lambda tokens: alphabet[digest(tokens, salt) % len(alphabet)]
-
-
-def scripted(texts: Mapping[str, str | Sequence[int]], otherwise: Script | None = None) -> Script:
-    """After each prompt its continuation (a text or tokens), then EOS. Other sequences follow `otherwise`."""
-    rest = otherwise or hashed()
-    pairs = [(tokens_of(p), tokens_of(c) if isinstance(c, str) else tuple(c)) for p, c in texts.items()]
-
-    def script(tokens: Sequence[int]) -> int:
-        for prompt, continuation in pairs:
-            done = len(tokens) - len(prompt)
-            if 0 <= done <= len(continuation) and tuple(tokens) == prompt + continuation[:done]:
-                return (*continuation, EOS)[done]
-        return rest(tokens)
-
-    return script
-
-
-def eos_after(n: int, script: Script | None = None) -> Script:
-    """EOS once the sequence holds `n` tokens, `script` before."""
-    before = script or hashed()
-    return lambda tokens: EOS if len(tokens) >= n else before(tokens)
 
 
 class Gate:
@@ -182,51 +129,13 @@ class Chunk:
     first_row: int
 
 
-@dataclass(frozen=True, slots=True)
-class FakeBlock:
-    """Implements `minka.native.protocol.Block`: its K and V are the tokens, and a digest of those before them."""
-
-    start: int
-    before: int
-    tokens: tuple[int, ...]
-
-    @property
-    def n_tokens(self) -> int:
-        return len(self.tokens)
-
-    @property
-    def n_bytes(self) -> int:
-        return 4 * len(self.tokens)
-
-    def slice(self, n: int) -> FakeBlock:
-        return FakeBlock(self.start, self.before, self.tokens[:n])
-
-    def to_bytes(self) -> bytes:
-        return array("q", (self.start, self.before, *self.tokens)).tobytes()
-
-
-@dataclass(slots=True, eq=False)
-class _Cell:
-    token: int
-
-
-@dataclass(slots=True)
-class _Sequence:
-    cells: list[_Cell] = field(default_factory=list)
-    oldest: int = 0
-    """First position that a sliding window still holds."""
-
-    @property
-    def tokens(self) -> list[int]:
-        return [cell.token for cell in self.cells]
-
-
 class FakeBackend:
     """Implements `minka.native.protocol.Backend`. As a context manager it closes itself and `verify`s at the end.
 
     `memory` is what its sequences can be cut to: "plain" anywhere, "recurrent" nowhere, "window" not far back
     (`window` positions are needed to go on, twice as many are kept). `nan` and `fail` look at a sequence's tokens and
-    at a batch: rows that are NaN, decodes that end with NativeError after a part of the batch was written.
+    at a batch: rows that are NaN, decodes that end with NativeError after a part of the batch was written. With
+    `shapes` its numbers come out differently in batches of another shape, as those of real kernels do.
     """
 
     def __init__(
@@ -239,6 +148,8 @@ class FakeBackend:
         n_batch: int = 512,
         memory: Literal["plain", "recurrent", "window"] = "plain",
         window: int = 16,
+        can_shift: bool = True,
+        shapes: bool = False,
         vocab: FakeVocab | None = None,
         cost: Cost | None = None,
         clock: FakeClock | None = None,
@@ -251,16 +162,20 @@ class FakeBackend:
         self.gate, self.clock = Gate(), clock or FakeClock()
         self.decodes: list[tuple[Chunk, ...]] = []
         """All batches that were computed, in order."""
+        self.n_shifts = 0
         self.misuses: list[Misuse] = []
         self.samplers: list[FakeSampler] = []
         self.closed = False
         self.script, self._cost = script or hashed(), cost or Cost()
         self._memory, self._window = memory, window
+        self.can_shift = can_shift and memory != "window"  # a window holds too few cells for it
+        self.can_splice = self.can_shift and memory == "plain"
+        self._shapes = shapes
         self._nan, self._fail = nan or (lambda _tokens: False), fail or (lambda _chunks: False)
-        self._sequences = [_Sequence() for _ in range(n_seq_max)]
+        self._sequences = [FakeSequence() for _ in range(n_seq_max)]
         self._batch: list[Chunk] = []
         self._rows: dict[int, Logits] = {}
-        self._copying: set[int] = set()
+        self._copying: set[tuple[int, int]] = set()
         self._thread: int | None = None
         self._probed = False
 
@@ -284,6 +199,10 @@ class FakeBackend:
     def held(self, seq: int) -> list[int]:
         """The tokens of a sequence."""
         return self._sequences[seq].tokens
+
+    def sound(self, seq: int) -> int:
+        """How many of a sequence's first positions hold what computing its tokens gives: they were never moved."""
+        return self._sequences[seq].sound
 
     @property
     def used(self) -> int:
@@ -327,8 +246,9 @@ class FakeBackend:
             self._write(Chunk(batch[0].seq, batch[0].tokens[: len(batch[0].tokens) // 2], batch[0].pos, 0, 0))
             raise NativeError("scripted failure of a decode")
         self.decodes.append(batch)
+        n_rows = sum(len(chunk.tokens) for chunk in batch)
         for chunk in batch:
-            self._write(chunk)
+            self._write(chunk, n_rows)
         return Decoded.OK
 
     def discard(self) -> None:
@@ -362,22 +282,24 @@ class FakeBackend:
         self._need(self.sliceable, "a state that cannot be sliced was extracted in ranges")
         bad = [r for r in ranges if not 0 <= r[0] < r[1] <= len(at.cells)]
         self._need(not bad, f"ranges {bad} of a sequence of {len(at.cells)} positions")
-        return [FakeBlock(start, digest(at.tokens[:start]), tuple(at.tokens[start:end])) for start, end in ranges]
+        self._need(all(end <= at.sound for _, end in ranges), f"ranges {ranges} of sequence {seq} hold what was moved")
+        return [at.block(start, end) for start, end in ranges]
 
     def insert(self, seq: int, blocks: Sequence[Block]) -> bool:
-        at = self._copied(seq)
+        at = self._settled(seq)
         own = [block for block in blocks if isinstance(block, FakeBlock)]
         self._need(self.sliceable and bool(own) and len(own) == len(blocks), "blocks of another backend were inserted")
         ends = [own[0].start, *(block.start + block.n_tokens for block in own)]
         self._need([block.start for block in own] == ends[:-1], f"blocks with holes between them: {ends}")
         self._need(own[0].start <= len(at.cells), f"blocks from {own[0].start} on {len(at.cells)} positions")
         self._need(self.kv_unified or own[0].start == 0, "a part of a stream was restored")
+        self._need(at.sound >= own[0].start, f"blocks were inserted behind what was moved in sequence {seq}")
         del at.cells[own[0].start :]
         if self.used + sum(block.n_tokens for block in own) > self.n_ctx:
             return False
         for block in own:
             self._need(block.before == digest(at.tokens), "a block was inserted behind other tokens than it belongs to")
-            at.cells += [_Cell(token) for token in block.tokens]
+            at.cells += block.cells()
         self._need(len(at.cells) <= self.n_ctx_seq, f"sequence {seq} grows over {self.n_ctx_seq} positions")
         return True
 
@@ -387,14 +309,18 @@ class FakeBackend:
 
     def save(self, seq: int) -> bytes:
         at = self._copied(seq)
-        return array("i", (at.oldest, *at.tokens)).tobytes()
+        self._need(at.sound == len(at.cells), f"sequence {seq} was saved although it was shifted")
+        return _STATE_HEAD.pack(STATE_MAGIC, seq) + array("i", (at.oldest, *at.tokens)).tobytes()
 
     def restore(self, seq: int, state: bytes) -> bool:
-        at, (oldest, *tokens) = self._copied(seq), array("i", state)
+        at = self._settled(seq)
         at.cells, at.oldest = [], 0
+        if len(state) < _STATE_HEAD.size + 4 or len(state) % 4 or _STATE_HEAD.unpack_from(state)[0] != STATE_MAGIC:
+            return False
+        oldest, *tokens = array("i", state[_STATE_HEAD.size :])
         if self._memory != "recurrent" and self.used + len(tokens) > self.n_ctx:
             return False
-        at.cells, at.oldest = [_Cell(token) for token in tokens], oldest
+        at.cells, at.oldest = [Cell(token) for token in tokens], oldest
         return True
 
     def share(self, src: int, dst: int, n: int) -> None:
@@ -404,10 +330,11 @@ class FakeBackend:
         self._need(
             max(self.floor(src), 1) <= n <= len(source.cells), f"{n} of {len(source.cells)} positions were shared"
         )
-        target.cells = source.cells[:n] if self.kv_unified else [_Cell(cell.token) for cell in source.cells[:n]]
+        self._need(n <= source.sound, f"{n} positions of sequence {src} were shared, but {source.sound} are sound")
+        target.cells = source.cells[:n] if self.kv_unified else [replace(cell) for cell in source.cells[:n]]
         target.oldest = source.oldest
         if not self.kv_unified:
-            self._copying.add(dst)
+            self._copying.add((src, dst))
 
     def cut(self, seq: int, n: int) -> None:
         at = self._at(seq)
@@ -416,6 +343,19 @@ class FakeBackend:
         self._need(n == 0 or n >= max(self.floor(seq), 1), f"sequence {seq} was cut to {n}, under its floor")
         del at.cells[n:]
         at.oldest = at.oldest if n else 0
+
+    def shift(self, seq: int, keep: int, discard: int) -> None:
+        at, end = self._at(seq), keep + discard
+        self._need(self.can_shift, "positions were changed that cannot be")
+        self._need(not self._batch, "positions were changed while a batch was being filled")
+        self._need(keep >= 0 < discard and end < len(at.cells), f"positions {keep} to {end} of {len(at.cells)} dropped")
+        others = {id(cell) for other in self._sequences if other is not at for cell in other.cells}
+        shared = [i for i, cell in enumerate(at.cells) if i >= end and id(cell) in others]
+        self._need(not shared, f"positions {shared} of sequence {seq} were moved for other sequences as well")
+        self.n_shifts += 1
+        del at.cells[keep:end]
+        for cell in at.cells[keep:]:
+            cell.sound = False
 
     def floor(self, seq: int) -> int:
         at = self._at(seq)
@@ -431,12 +371,13 @@ class FakeBackend:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _write(self, chunk: Chunk) -> None:
+    def _write(self, chunk: Chunk, n_rows: int = 0) -> None:
         at = self._sequences[chunk.seq]
         for index, token in enumerate(chunk.tokens):
-            at.cells.append(_Cell(token))
+            shape = digest((n_rows, chunk.first_row + index)) % 2**31
+            at.cells.append(Cell(token, not at.cells or at.cells[-1].sound, shape))
             if index >= len(chunk.tokens) - chunk.logits:
-                self._rows[chunk.first_row + index] = self._row(at.tokens)
+                self._rows[chunk.first_row + index] = self._row(at.tokens + (at.shapes if self._shapes else []))
         if self._memory == "window":
             at.oldest = max(at.oldest, len(at.cells) - 2 * self._window)
 
@@ -452,13 +393,21 @@ class FakeBackend:
         sizes = [len(chunk.tokens) for chunk in batch]
         return self._cost.step + sum(self._cost.lane if n == 1 else n * self._cost.prefill for n in sizes)
 
-    def _at(self, seq: int) -> _Sequence:
+    def _at(self, seq: int) -> FakeSequence:
         self._enter()
         self._need(0 <= seq < self.n_seq_max, f"there is no sequence {seq}")
         return self._sequences[seq]
 
-    def _copied(self, seq: int) -> _Sequence:
-        self._need(seq not in self._copying, f"sequence {seq} was used before the decode that copies its stream")
+    def _copied(self, seq: int) -> FakeSequence:
+        """A sequence that is read: what was shared with it must have arrived."""
+        early = seq in {dst for _, dst in self._copying}
+        self._need(not early, f"sequence {seq} was read before the decode that copies its stream")
+        return self._at(seq)
+
+    def _settled(self, seq: int) -> FakeSequence:
+        """A sequence that is written to from outside: no copy may still need it."""
+        early = any(seq in pair for pair in self._copying)
+        self._need(not early, f"sequence {seq} was restored before the decode that copies its stream")
         return self._at(seq)
 
     def _enter(self) -> None:

@@ -340,7 +340,7 @@ def test_any_number_gives_a_value_in_range_or_a_request_error(field: str, value:
     "body",
     [
         {"tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "grammar": "", "logprobs": False},
-        {"tools": None, "json_schema": None, "lora": [], "n_cache_reuse": 0},
+        {"tools": None, "json_schema": None, "lora": []},
         {"user": "x", "metadata": {"a": 1}, "model": "m", "store": False, "service_tier": "auto"},
         {"messages": [], "temperature": 5},
     ],

@@ -326,6 +326,10 @@ class GenerationParams:
         doc="prompt tokens that stay when the context is shifted, -1 for all")
     n_discard: int = param(
         0, http=("n_discard",), low=0, high=INT32_MAX, doc="tokens dropped when the context is shifted, 0 for half")
+    n_cache_reuse: int = param(
+        0, "--cache-reuse", env="LLAMA_ARG_CACHE_REUSE", http=("n_cache_reuse",), low=0, high=INT32_MAX,
+        doc="take over runs of at least so many tokens that a slot's text and the prompt have in different places; "
+        "approximate; 0 is off")
     n_indent: int = param(
         0, http=("n_indent",), low=0, high=INT32_MAX, doc="end at a new line that is indented less than this; 0 is off")
     t_max_predict_ms: int = param(
@@ -526,6 +530,12 @@ class CacheParams:
     checkpoint_min_step: int = param(
         8192, "-cms", "--checkpoint-min-step", env="LLAMA_ARG_CHECKPOINT_MIN_SPACING_NT", low=0, high=INT32_MAX,
         doc="tokens between two such states; 0 keeps one at the end of a prompt only")
+    context_shift: bool = param(
+        False, "--context-shift", negated=("--no-context-shift",), env="LLAMA_ARG_CONTEXT_SHIFT",
+        doc="a text that fills the context of its slot drops its middle and goes on, without end unless -n says one")
+    deterministic: bool = param(
+        False, "--deterministic", env="MINKA_DETERMINISTIC", own=True,
+        doc="a greedy answer is the same alone and among others: one sequence a step, a KV buffer a slot; slower")
     max_gap_ms: int = param(
         200, "--max-gap-ms", env="MINKA_MAX_GAP_MS", low=1, high=3_600_000, own=True, metavar="MS",
         doc="the longest pause of a running stream while prompts of others are computed")
@@ -603,6 +613,9 @@ class ServerParams:
         True, "--slots", negated=("--no-slots",), env="LLAMA_ARG_ENDPOINT_SLOTS", doc="serve GET /slots")
     props: bool = param(False, "--props", env="LLAMA_ARG_ENDPOINT_PROPS", doc="serve POST /props")
     metrics: bool = param(False, "--metrics", env="LLAMA_ARG_ENDPOINT_METRICS", doc="serve GET /metrics for Prometheus")
+    slot_save_path: str | None = param(
+        None, "--slot-save-path", metavar="DIR",
+        doc="a directory for slots that are saved to files; serves POST /slots/{id}")
     queue_size: int = param(
         512, "--queue-size", env="MINKA_QUEUE_SIZE", low=0, high=2**20, own=True,
         doc="requests that may wait for a slot; further ones are answered 429 at once")
@@ -988,9 +1001,6 @@ UNSUPPORTED: tuple[Foreign, ...] = (
     foreign("--poll-batch"),
     foreign("--numa", env="LLAMA_ARG_NUMA"),
     # context and caches
-    foreign("--context-shift", values=0, negated=("--no-context-shift",), env="LLAMA_ARG_CONTEXT_SHIFT"),
-    foreign("--cache-reuse", env="LLAMA_ARG_CACHE_REUSE", off=("0",)),
-    foreign("--slot-save-path"),
     foreign("--sleep-idle-seconds", off=("-1",)),
     # model and devices
     foreign("-mu", "--model-url", env="LLAMA_ARG_MODEL_URL"),
@@ -1131,7 +1141,6 @@ UNSUPPORTED: tuple[Foreign, ...] = (
 
 UNSUPPORTED_FIELDS: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
-        "n_cache_reuse": (0,),
         "lora": ([],),
         "grammar": ("",),
         "grammar_lazy": (False,),

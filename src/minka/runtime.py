@@ -66,11 +66,20 @@ def load(settings: Settings, progress: Callable[[float], None] | None = None) ->
     try:
         template = _template(model, settings.chat)
         context = Context(model, settings.context)
+        served = _served(file, model, context, template, settings)
+        engine = _start(context, settings.engine)
     except BaseException:
         model.close()
         raise
-    served = _served(file, model, context, template, settings)
-    return Runtime(model, Engine(context, settings.engine), served)
+    return Runtime(model, engine, served)
+
+
+def _start(context: Context, config: EngineConfig) -> Engine:
+    try:
+        return Engine(context, config)
+    except BaseException:
+        context.close()
+        raise
 
 
 def _template(model: Model, params: ChatParams) -> Template:

@@ -38,14 +38,19 @@ class Job:
     holds. `stop` are strings that end the text and are not part of it. `id_slot` pins the job to a slot, -1 for any.
     Tenants take turns in the queue. After `timeout_ms` from its submit the job fails, or ends with what it has.
     Jobs share computed prefixes only with jobs of the same `cache_salt`, and with none unless `cache_prompt`.
+    Where the engine shifts full contexts, the first `n_keep` tokens stay (-1: the prompt) and `n_discard` of those
+    behind them are dropped (0: half). `n_cache_reuse` over 0 lets equal runs of so many tokens be taken over although
+    they stood elsewhere in a text.
     """
 
     id: str
     prompt: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     n_predict: int = -1
+    n_keep: int = 0
+    n_discard: int = 0
+    n_cache_reuse: int = 0
     stop: tuple[str, ...] = ()
-    n_indent: int = 0
     t_max_predict_ms: int = -1
     priority: Priority = Priority.NORMAL
     id_slot: int = -1
@@ -55,6 +60,8 @@ class Job:
     timeout_ms: int = -1
     return_progress: bool = False
     preserved_tokens: frozenset[int] = frozenset()
+    pin: str = ""
+    """What is computed of the prompt stays in memory under this name until it is unpinned; empty for not at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +176,11 @@ class Counters:
     """Prompt tokens that did not have to be computed."""
     recalled_tokens: int = 0
     """Those of them that came from the memory tiers under the KV cache."""
+    device_hits: int = 0
+    """Jobs of which the KV cache itself held a part."""
     predicted_tokens: int = 0
+    predicted_steps: int = 0
+    """Those predicted tokens that another one came before: the ones that `predicted_seconds` went into."""
     prompt_seconds: float = 0.0
     predicted_seconds: float = 0.0
     decode_calls: int = 0
@@ -205,6 +216,42 @@ class EngineView:
     n_queued: int
     counters: Counters
     used_cells: int
+
+
+@dataclass(frozen=True, slots=True)
+class TierView:
+    """One tier of the prefix cache.
+
+    `entries` are slots with text (device), blocks or whole states (ram), files (disk); what they hold may be the same
+    text. A device is measured in cells, so it has no bytes, and its limit is in tokens. `limit` None is none at all.
+    `hits` is how often a prompt got anything from this tier, `served` how many tokens that was.
+    """
+
+    name: str
+    entries: int
+    tokens: int
+    n_bytes: int | None
+    limit: int | None
+    hits: int
+    served: int
+
+
+@dataclass(frozen=True, slots=True)
+class PinView:
+    """A pinned prefix: its tokens, and the memory that it takes (shared with others that begin the same)."""
+
+    name: str
+    n_tokens: int
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheView:
+    """The prefix cache between two steps. `whole`: states are kept whole, because the model's cannot be cut."""
+
+    whole: bool
+    tiers: tuple[TierView, ...]
+    pins: tuple[PinView, ...]
 
 
 class Inbox(Protocol):

@@ -63,7 +63,7 @@ def test_openai_client(demo_server: Live) -> None:
     code = block("python", "from openai import OpenAI").replace(ADDRESS, demo_server.url)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(compile(code, "README.md", "exec"), {"__name__": "readme"})  # noqa: S102
+        exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
     assert len(printed.getvalue().split()) > 1
 
 

@@ -363,8 +363,7 @@ def test_bad_values(line: str, message: str) -> None:
     ("line", "message"),
     [
         ("--lora a.gguf", "--lora is a llama-server flag that Minka does not support yet"),
-        ("--context-shift", "--context-shift is a llama-server flag that Minka does not support yet"),
-        ("--cache-reuse 256", "--cache-reuse is a llama-server flag that Minka does not support yet"),
+        ("--grammar x", "--grammar is a llama-server flag that Minka does not support yet"),
         ("--control-vector-layer-range 1 2", "--control-vector-layer-range is a llama-server flag that Minka does not"),
         ("-md x", "-md is a llama-server flag that Minka does not support yet"),
         ("--draft 4", "--draft is a llama-server flag that has been removed: use --spec-draft-n-max or"),

@@ -21,8 +21,11 @@ def rig(unified: bool) -> Iterator[Callable[..., Rig]]:
     """Makes rigs over a `FakeBackend` of the layout; at the end of the test the backends are verified."""
     with ExitStack() as rigs:
 
-        def make(*, max_gap: float = 0.2, kept: MemoryConfig | None = None, **options: object) -> Rig:
+        def make(
+            *, max_gap: float = 0.2, kept: MemoryConfig | None = None, shifts: bool = False, **options: object
+        ) -> Rig:
             options = {"unified": unified, **options}
-            return rigs.enter_context(Rig(FakeBackend(**options), max_gap=max_gap, kept=kept))  # type: ignore[arg-type]
+            backend = FakeBackend(**options)  # type: ignore[arg-type]
+            return rigs.enter_context(Rig(backend, max_gap=max_gap, kept=kept, shifts=shifts))
 
         yield make

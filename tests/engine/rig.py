@@ -89,13 +89,29 @@ class Recorder:
 class Rig:
     """A loop, stepped by the test; after every step the loop's laws are checked."""
 
-    def __init__(self, backend: FakeBackend, *, max_gap: float = 0.2, kept: MemoryConfig | None = None) -> None:
-        self.backend, self.clock = backend, backend.clock
+    def __init__(
+        self,
+        backend: FakeBackend,
+        *,
+        max_gap: float = 0.2,
+        kept: MemoryConfig | None = None,
+        shifts: bool = False,
+        deterministic: bool = False,
+    ) -> None:
+        self.backend, self.clock, self._shifts = backend, backend.clock, shifts
         self.inbox = Recorder(self.clock)
         self.ended: list[str] = []
         self.jobs: dict[str, Job] = {}
         self.memory = Memory(backend, kept or MemoryConfig())
-        self.loop = Loop(backend, Outbox(self.ended.append), max_gap=max_gap, memory=self.memory, clock=self.clock)
+        self.loop = Loop(
+            backend,
+            Outbox(self.ended.append),
+            max_gap=max_gap,
+            memory=self.memory,
+            clock=self.clock,
+            shifts=shifts,
+            deterministic=deterministic,
+        )
         self._slots: list[Slot] = self.loop._slots
         assert backend.sliceable in (True, False), "found out while the context is empty, as the engine does"
 
@@ -116,6 +132,15 @@ class Rig:
         for _ in range(n):
             self.loop.step()
             self.loop.check()
+            self._check_sound()
+
+    def _check_sound(self) -> None:
+        """What was moved is where the slots say, and only in texts that may have it."""
+        for slot in self._slots:
+            sound = self.backend.sound(slot.id)
+            assert sound >= min(slot.n_sound, slot.n_past), f"{slot} is not as sound as it says"
+            if slot.run is not None and not slot.run.truncated and not slot.run.job.n_cache_reuse:
+                assert sound == slot.n_past, f"{slot} goes on from what was moved"
 
     def step_until(self, holds: Callable[[], bool], limit: int = 2000) -> None:
         """Step until something is so."""
@@ -145,7 +170,8 @@ class Rig:
     def expect_solo(self, *ids: str) -> None:
         """The jobs finished with the tokens, text and reason that they have alone."""
         for id in ids or tuple(self.jobs):
-            expected = solo(self.jobs[id], self.backend.script, self.backend.vocab, self.backend.n_ctx_seq)
+            backend = self.backend
+            expected = solo(self.jobs[id], backend.script, backend.vocab, backend.n_ctx_seq, shifts=self._shifts)
             end = self.inbox.finished(id)
             got = Solo(tuple(self.inbox.tokens(id)), self.inbox.text(id), end.reason, end.stop_word)
             assert got == expected, f"{id} among others differs from {id} alone"
@@ -169,20 +195,32 @@ class Solo:
     stop_word: str
 
 
-def solo(job: Job, script: Script, vocab: FakeVocab, n_ctx_seq: int) -> Solo:
+def solo(job: Job, script: Script, vocab: FakeVocab, n_ctx_seq: int, *, shifts: bool = False) -> Solo:
     """The definition of a greedy job: append the likeliest token until something ends it."""
     generated: list[int] = []
+    context = list(job.prompt)
     while True:
         raw = vocab.detokenize(generated, special=False)
         text, word = cut_at_stop(raw.decode("utf-8", "replace"), job.stop)
         if generated and found_for_sure(raw, job.stop):
             return Solo(tuple(generated), text, FinishReason.WORD, word)
         eos = bool(generated) and vocab.is_eog(generated[-1])
-        full = len(generated) == job.n_predict or len(job.prompt) + len(generated) >= n_ctx_seq
+        full = len(generated) == job.n_predict or (len(context) >= n_ctx_seq and not shifts)
         if eos or full:
             reason = FinishReason.WORD if word else FinishReason.EOS if eos else FinishReason.LIMIT
             return Solo(tuple(generated), text, reason, word)
-        generated.append(script([*job.prompt, *generated]))
+        if generated and len(context) >= n_ctx_seq:
+            drop_some(context, job, n_ctx_seq, int(vocab.add_bos))
+        generated.append(script(context))
+        context.append(generated[-1])
+
+
+def drop_some(context: list[int], job: Job, n_ctx: int, add_bos: int) -> None:
+    """llama-server's rule for a context that is full: its last token is not computed yet."""
+    n_keep = min(n_ctx - 4, (len(job.prompt) if job.n_keep == -1 else job.n_keep) + add_bos)
+    n_left = len(context) - 1 - n_keep
+    n_discard = job.n_discard or n_left // 2
+    del context[n_keep : n_keep + min(n_discard, n_left - 1)]
 
 
 def cut_at_stop(text: str, stop: Sequence[str]) -> tuple[str, str]:

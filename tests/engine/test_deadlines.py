@@ -1,4 +1,4 @@
-"""A job's time: over in the queue or in the prompt it fails before (more) compute, over in its text it ends with that."""
+"""A job's time: over in the queue or in the prompt it fails, over in its text it ends with that."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Barrier, Thread
 
@@ -10,7 +11,8 @@ import pytest
 
 from minka.engine.engine import Engine, EngineConfig
 from minka.engine.inbox import ThreadInbox
-from minka.errors import ContextSizeError, NativeError, QueueFullError, RequestError, UnavailableError
+from minka.engine.memory import MemoryConfig
+from minka.errors import ContextSizeError, NativeError, QueueFullError, RequestError, UnavailableError, UsageError
 from minka.types import Cancelled, End, EngineView, Event, Failed, Finished, Job, Started, Token
 from tests.engine.rig import Recorder, job, solo
 from tests.fakes import WAIT, FakeBackend, scripted
@@ -203,11 +205,15 @@ def test_a_stream_that_is_left_early_is_cancelled(engine: Engines) -> None:
     assert e.n_open == 0
 
 
-def test_a_stream_that_was_read_to_its_end_cancels_nothing(engine: Engines) -> None:
+def test_a_stream_that_was_read_to_its_end_cancels_nothing(engine: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cancel that came late would hit the next job of the same id."""
-    e, _ = engine()
-    for _ in range(20):
-        assert isinstance(list(e.stream(job("same", "ask", 2)))[-1], Finished)
+    e, _ = engine(nan=lambda tokens: ord("!") in tokens)
+    cancelled: list[str] = []
+    monkeypatch.setattr(e, "cancel", cancelled.append)
+    assert isinstance(list(e.stream(job("same", "ask", 2)))[-1], Finished)
+    with pytest.raises(NativeError):
+        list(e.stream(job("same", "ask!", 2)))
+    assert cancelled == []
 
 
 def test_an_error_of_the_job_is_raised_by_its_stream(engine: Engines) -> None:
@@ -355,3 +361,9 @@ def test_a_thread_that_reads_events_later_finds_them_all(engine: Engines) -> Non
     e.submit(job("b", "ask"), sign)
     sign.wait()
     assert [type(inbox.get()).__name__ for _ in range(6)] == ["Started", *["Token"] * 4, "Finished"]
+
+
+def test_a_disk_tier_that_cannot_be_is_a_usage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no directory")
+    with FakeBackend() as backend, pytest.raises(UsageError, match="--cache-disk"):
+        Engine(backend, EngineConfig(memory=MemoryConfig(limit=1000), disk=tmp_path / "file", disk_limit=1000))

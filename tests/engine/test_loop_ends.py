@@ -293,6 +293,23 @@ def test_a_share_that_the_backend_refuses_fails_that_job_and_frees_its_sampler(
     r.expect_all_idle()
 
 
+def test_a_batch_that_was_begun_when_a_bug_struck_is_forgotten(rig: Rigs, monkeypatch: pytest.MonkeyPatch) -> None:
+    r = rig()
+    add = r.backend.add
+
+    def strike(seq: int, tokens: Sequence[int], pos: int, *, logits: int) -> int:
+        return add(seq, tokens, pos, logits=logits) if seq == 0 else 1 // 0
+
+    r.submit(job("a", "a prompt", 8), job("b", "another", 8))
+    with monkeypatch.context() as patch:
+        patch.setattr(r.backend, "add", strike)
+        with pytest.raises(ZeroDivisionError):
+            r.loop.step()
+    r.loop.abandon(NativeError("a bug"))
+    r.run(job("next", "a prompt", 5))
+    r.expect_solo("next")
+
+
 def test_abandon_ends_every_job_with_the_error(rig: Rigs) -> None:
     r = rig(n_seq_max=2)
     r.submit(*(job(str(i), f"prompt {i}", 50) for i in range(4)))

@@ -55,13 +55,14 @@ def test_jobs_of_another_salt_never_start_from_each_other(rig: Rigs) -> None:
     r.expect_solo()
 
 
-def test_a_private_job_leaves_nothing_for_others(rig: Rigs) -> None:
-    r = rig(kept=KEPT, n_seq_max=2, n_ctx=1024)
+@pytest.mark.parametrize("memory", ["plain", "recurrent", "window"])
+def test_a_private_job_leaves_nothing_for_others(rig: Rigs, memory: str) -> None:
+    r = rig(kept=KEPT, memory=memory, n_seq_max=2, n_ctx=1024)
     r.submit(job("private", STORIES[0], 8, cache_prompt=False))
     r.step(2)
-    r.run(job("curious", STORIES[0], 4))
-    r.run(job("later", STORIES[0] + "?", 4, cache_salt="new"))
+    r.run(job("curious", STORIES[0] + "?", 4))
     assert r.inbox.started("curious").n_cached == 0
+    r.run(job("later", STORIES[0] + "!", 4, cache_salt="new"))
     assert r.inbox.started("later").n_cached == 0
     r.expect_solo()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from minka.types import Priority
 from tests.engine.rig import Rig, job
-from tests.fakes import FakeBackend
+from tests.fakes import Cost, FakeBackend
 
 Rigs = Callable[..., Rig]
 
@@ -39,6 +39,27 @@ def test_the_youngest_gives_way_and_the_oldest_is_never_disturbed() -> None:
         gaps = [b - a for a, b in zip(r.inbox.times["0"], r.inbox.times["0"][1:], strict=False)]
         assert len(gaps) == 59
         r.expect_solo()
+
+
+def test_who_gave_way_comes_back_before_those_who_never_ran() -> None:
+    with unified(n_ctx=100, n_seq_max=3) as r:
+        r.submit(*(job(str(i), [97 + i] * 20, 60) for i in range(3)), job("newer", [120] * 5, 2))
+        r.step_until(lambda: r.loop.counters.preempted == 1)
+        assert [run.job.id for run in r.loop.queue.in_order(r.clock())] == ["2", "newer"]
+        r.run()
+        r.expect_solo()
+
+
+def test_time_that_runs_out_while_a_run_has_no_room_ends_it_with_the_text_it_gave() -> None:
+    with unified(n_ctx=100, n_seq_max=3, cost=Cost(step=1.0)) as r:
+        r.submit(*(job(str(i), [97 + i] * 20, 60, timeout_ms=-1 if i < 2 else 20_000) for i in range(3)))
+        r.step_until(lambda: r.loop.counters.preempted == 1)
+        assert r.clock() < 100 + 20
+        r.run()
+        end = r.inbox.finished("2")
+        assert end.timings.deadline
+        assert 10 < end.timings.predicted_n < 60
+        r.expect_solo("0", "1")
 
 
 def test_priority_decides_before_age() -> None:

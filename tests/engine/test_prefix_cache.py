@@ -113,6 +113,13 @@ def test_a_few_common_tokens_are_not_worth_a_copy() -> None:
     assert placed(waiting([*enough, 200, 201]), busy(0, LONG, 100), idle(1)) == Placement(1, 0, MIN_SHARED)
 
 
+def test_a_few_more_tokens_elsewhere_are_not_worth_a_copy() -> None:
+    run, own = waiting([*LONG[:60], 5], id_slot=0), idle(0, [*LONG[: 60 - MIN_SHARED + 1], 9])
+    assert placed(run, own, busy(1, LONG, 100)) == Placement(0, 0, 60 - MIN_SHARED + 1)
+    less = idle(0, [*LONG[: 60 - MIN_SHARED], 9])
+    assert placed(run, less, busy(1, LONG, 100)) == Placement(0, 1, 60)
+
+
 def test_a_job_can_ask_for_a_slot_and_for_no_cache() -> None:
     slots = idle(0, LONG), idle(1, [9] * 30)
     assert placed(waiting([*LONG, 5], id_slot=1), *slots) == Placement(1, 0, 100)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -75,13 +76,35 @@ def backend(random: random.Random) -> FakeBackend:
     )
 
 
+def repositioned(random: random.Random, jobs: list[Job], backend: FakeBackend) -> list[Job]:
+    """The jobs with what they want of a full context, and some that take over moved text."""
+    limit = 3 * backend.n_ctx_seq
+    return [
+        replace(
+            job,
+            n_predict=job.n_predict if job.n_predict >= 0 else limit,
+            n_keep=random.choice((-1, 0, 5, 100)),
+            n_discard=random.choice((0, 0, 1, 7, 100)),
+            n_cache_reuse=random.choice((0, 1, 3)) if backend.can_splice else 0,
+        )
+        for job in jobs
+    ]
+
+
 def run_trace(seed: int) -> Rig:
-    random_ = random.Random(seed)
+    random_, positions = random.Random(seed), random.Random(f"positions {seed}")
     kept = MemoryConfig(
         random_.choice((0, 0, 300, 100_000)), step=random_.choice((0, 7)), block=random_.choice((4, 16))
     )
-    with Rig(backend(random_), kept=kept) as rig:
-        coming, cancelled = traffic(random_, rig.backend.n_ctx_seq, rig.backend.n_seq_max), set()
+    made = backend(random_)
+    if made.kv_unified and positions.random() < 0.5:  # as --kv-unified-per-slot does it
+        made.n_ctx_seq = max(24, made.n_ctx // made.n_seq_max)
+    shifts = made.can_shift and positions.random() < 0.4
+    deterministic = not shifts and positions.random() < 0.2
+    with Rig(made, kept=kept, shifts=shifts, deterministic=deterministic) as rig:
+        coming, cancelled = traffic(random_, rig.backend.n_ctx_seq, rig.backend.n_seq_max), set[str]()
+        if shifts or (not deterministic and positions.random() < 0.3):
+            coming = repositioned(positions, coming, made)
         for _ in range(5000):
             while coming and random_.random() < 0.4:
                 rig.submit(coming.pop())
@@ -95,6 +118,11 @@ def run_trace(seed: int) -> Rig:
                 break
         assert not rig.loop.busy, "some job never ends"
         rig.expect_all_idle()
+    check_ends(rig, cancelled)
+    return rig
+
+
+def check_ends(rig: Rig, cancelled: set[str]) -> None:
     for id in rig.jobs:
         match rig.inbox.end(id):
             case Finished():
@@ -104,7 +132,6 @@ def run_trace(seed: int) -> Rig:
                 assert "scripted failure" in str(error) or "no usable logits" in str(error), error
             case Cancelled():
                 assert id in cancelled
-    return rig
 
 
 @pytest.mark.parametrize("group", range(GROUPS))
@@ -129,6 +156,7 @@ def test_the_traces_reach_what_they_are_for() -> None:
     assert count(rigs, lambda rig: rig.loop.counters.preempted) > 10
     assert count(rigs, lambda rig: rig.loop.counters.cached_tokens) > 1000
     assert count(rigs, lambda rig: rig.loop.counters.recalled_tokens) > 100
+    assert count(rigs, lambda rig: rig.backend.n_shifts) > 50
     assert sum(isinstance(end, Finished) and end.truncated for end in ends) > 10
     assert sum(isinstance(end, Finished) and bool(end.stop_word) for end in ends) > 10
     assert sum(isinstance(end, Failed) for end in ends) > 5

@@ -24,9 +24,10 @@ TEXT = [300 + 7 * i % 150 for i in range(60)]
 
 
 def feed(context: Context, seq: int, tokens: Sequence[int]) -> NDArray[np.float32]:
-    """Append tokens to a sequence; the logits of the last one."""
-    row = context.add(seq, tokens, context.length(seq), logits=1)
-    assert context.decode() is Decoded.OK
+    """Append tokens to a sequence, in as many batches as it takes; the logits of the last one."""
+    for at in range(0, len(tokens), context.n_batch):
+        row = context.add(seq, tokens[at : at + context.n_batch], context.length(seq), logits=1)
+        assert context.decode() is Decoded.OK
     return context.logits(row).copy()
 
 
@@ -280,6 +281,16 @@ def test_a_sliding_window_can_be_cut_down_to_its_floor(context: Contexts, unifie
     assert_same(feed(made, 0, [400]), wanted)
 
 
+def test_long_prompts_side_by_side_keep_their_windows(context: Contexts) -> None:
+    """A batch of several parts would make libllama drop what the first part still attends to."""
+    made = context("swa", n_ctx=2048, n_ubatch=64, n_batch=512)
+    texts = {seq: [300 + (7 + seq) * i % 150 for i in range(500)] for seq in (0, 2)}
+    for size in (170, 300, 30):
+        for seq in (0, 2):
+            got = feed(made, seq, texts[seq][made.length(seq) : made.length(seq) + size])
+            assert_same(got, fresh(context("swa", n_ctx=2048), texts[seq][: made.length(seq)]))
+
+
 def test_a_small_window_has_a_floor_at_all(context: Contexts) -> None:
     """Otherwise the test above would not test one."""
     made = context("swa", n_ctx=2048, n_ubatch=16, parallel=1)
@@ -427,69 +438,3 @@ def test_a_model_that_cannot_generate_is_refused(tiny_models: TinyModels) -> Non
     with pytest.raises(ModelError, match="only makes embeddings"):
         Context(model, ContextParams(n_ctx=128))
     model.close()
-
-
-# -- states ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["llama", "swa", "recurrent", "hybrid"])
-def test_a_saved_state_goes_on_in_any_sequence(context: Contexts, unified: bool, name: str) -> None:
-    made = context(name, kv_unified=unified, n_ctx=1024)
-    feed(made, 0, TEXT)
-    state = made.save(0)
-    feed(made, 2, TEXT[30:])
-    assert made.restore(2, state)
-    made.cut(0, 0)
-    assert made.length(2) == 60
-    assert_same(feed(made, 2, [400]), fresh(context(name), [*TEXT, 400]))
-
-
-def test_states_stay_out_of_a_copy_that_is_not_made_yet(context: Contexts) -> None:
-    """libllama copies a stream when the next decode begins: until then the target has nothing, the source must last."""
-    made = context(kv_unified=False, n_ctx=1024)
-    feed(made, 0, TEXT)
-    state = made.save(0)
-    made.share(0, 1, 50)
-    with pytest.raises(NativeError, match="waits for a copy"):
-        made.save(1)
-    for seq in (0, 1):
-        with pytest.raises(NativeError, match="takes part in a copy"):
-            made.restore(seq, state)
-    assert made.save(0) == state
-    assert made.restore(2, state)
-    assert_same(feed(made, 1, [400]), fresh(context(), [*TEXT[:50], 400]))
-    made.save(1)
-    assert made.restore(1, state)
-
-
-def test_copies_of_copies_are_made_in_their_order(context: Contexts) -> None:
-    made = context(kv_unified=False, n_ctx=1024)
-    feed(made, 0, TEXT)
-    feed(made, 2, [480] * 33)
-    made.share(0, 1, 50)
-    made.share(2, 0, 20)
-    made.share(1, 3, 40)
-    assert_same(feed(made, 1, [400]), fresh(context(), [*TEXT[:50], 400]))
-    assert_same(feed(made, 0, [401]), fresh(context(), [*[480] * 20, 401]))
-    assert_same(feed(made, 3, [402]), fresh(context(), [*TEXT[:40], 402]))
-
-
-@pytest.mark.parametrize("seq", [-1, 4, 255])
-def test_states_of_a_sequence_that_is_none_are_refused(context: Contexts, seq: int) -> None:
-    made = context()
-    feed(made, 0, TEXT)
-    state = made.save(0)
-    with pytest.raises(NativeError, match="outside 0 to 3"):
-        made.save(seq)
-    with pytest.raises(NativeError, match="outside 0 to 3"):
-        made.restore(seq, state)
-
-
-@pytest.mark.parametrize("n", [0, 1, 11, 200])
-def test_a_damaged_state_restores_nothing(context: Contexts, n: int) -> None:
-    made = context()
-    feed(made, 0, TEXT)
-    state = made.save(0)
-    assert not made.restore(1, state[:n])
-    assert made.length(1) == 0
-    assert_same(feed(made, 0, [400]), fresh(context(), [*TEXT, 400]))

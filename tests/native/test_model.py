@@ -134,3 +134,16 @@ def test_load_modes_give_the_same_model(tiny_models: TinyModels, mode: str) -> N
     model = Model.load(tiny_models("llama"), ModelParams(n_gpu_layers=0, load_mode=mode, check_tensors=True))
     assert model.n_params > 0
     model.close()
+
+
+def test_an_exception_in_the_progress_stops_the_loading(tiny_models: TinyModels) -> None:
+    """It may not pass through C, and must not be lost: it is how Ctrl-C stops a long load."""
+    calls: list[float] = []
+
+    def stop(share: float) -> None:
+        calls.append(share)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Model.load(tiny_models("llama"), ModelParams(), stop)
+    assert len(calls) == 1

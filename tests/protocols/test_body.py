@@ -267,8 +267,6 @@ def test_a_bad_option_is_refused_by_name(body: Mapping[str, object], param: str)
         ({"suffix": "x"}, "suffix"),
         ({"logprobs": 3}, "logprobs"),
         ({"n_indent": 2}, "n_indent"),
-        ({"n_keep": 4}, "n_keep"),
-        ({"n_discard": 4}, "n_discard"),
         ({"store": True}, "store"),
     ],
 )

@@ -86,7 +86,10 @@ def test_a_stream_ends_with_the_full_object_and_no_done() -> None:
 def test_progress_and_timings_are_in_the_stream_if_asked_for() -> None:
     chunks = frames(native(stream=True, return_progress=True, timings_per_token=True), Play(["a"], progress=[0, 4]))
     assert [at(chunk, "prompt_progress", "processed") for chunk in chunks[:2]] == [0, 4]
-    assert ["timings" in chunk for chunk in chunks] == [False, False, True, True]
+    assert ["timings" in chunk for chunk in chunks] == [True] * 4
+    assert at(chunks[0], "timings", "prompt_ms") == 0
+    assert at(chunks[1], "timings", "prompt_ms") == 1.5
+    assert at(chunks[1], "timings", "prompt_n") == at(chunks[1], "prompt_progress", "processed")
 
 
 def test_only_the_wanted_fields_are_sent_by_their_paths() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 import minka.protocols
 from minka.protocols.openapi import openapi_object
-from minka.protocols.route import Completion, discover
+from minka.protocols.route import Completion, Prefill, discover
 from tests.protocols.values import made_served
 
 SERVED = made_served()
@@ -33,7 +33,7 @@ def test_two_protocols_cannot_serve_one_path(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("route", discover(), ids=lambda route: str(route.paths[0]))
 def test_a_routes_example_is_a_good_request(route: object) -> None:
-    if isinstance(route, Completion):
+    if isinstance(route, Completion | Prefill):
         assert route.decode(route.example, SERVED).jobs
     else:
         assert route.answer(route.example, SERVED)  # type: ignore[attr-defined]

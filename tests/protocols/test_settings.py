@@ -47,8 +47,9 @@ def test_every_sampling_parameter_is_shown() -> None:
 
 def test_values_are_the_jobs() -> None:
     sampling = replace(SamplingParams(), seed=3, temperature=0.1, logit_bias=((5, -inf), (6, 2.5)))
-    made = settings_object(replace(JOB, sampling=sampling), stream=True, timings_per_token=True)
+    made = settings_object(replace(JOB, sampling=sampling, n_keep=5, n_discard=9), stream=True, timings_per_token=True)
     assert (made["seed"], made["temperature"], made["max_tokens"], made["n_predict"]) == (3, 0.1, 7, 7)
+    assert (made["n_keep"], made["n_discard"]) == (5, 9)
     assert made["logit_bias"] == [{"bias": None, "token": 5}, {"bias": 2.5, "token": 6}]
     assert (made["stop"], made["stream"], made["timings_per_token"]) == (["END"], True, True)
     json.dumps(made, allow_nan=False)

@@ -21,6 +21,7 @@ import uvloop
 from starlette.applications import Starlette
 
 from minka.engine.engine import Engine, EngineConfig
+from minka.engine.memory import MemoryConfig
 from minka.native.model import Model
 from minka.params import ServerParams
 from minka.runtime import Runtime
@@ -41,10 +42,12 @@ class _NoModel:
         """There is nothing to free."""
 
 
-def fake_runtime(backend: FakeBackend, *, queue_size: int = 64, template: str = "chatml") -> Runtime:
-    """A runtime on a fake backend; it closes the backend."""
+def fake_runtime(
+    backend: FakeBackend, *, queue_size: int = 64, template: str = "chatml", memory: MemoryConfig | None = None
+) -> Runtime:
+    """A runtime on a fake backend; it closes the backend. Without `memory` nothing is kept outside the KV cache."""
     served = made_served(backend.vocab, n_ctx=backend.n_ctx_seq, n_slots=backend.n_seq_max, template=template)
-    engine = Engine(backend, EngineConfig(queue_size=queue_size, check=True))
+    engine = Engine(backend, EngineConfig(queue_size=queue_size, memory=memory or MemoryConfig(), check=True))
     return Runtime(cast("Model", _NoModel()), engine, served)
 
 

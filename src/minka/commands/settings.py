@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minka.commands.arguments import resolve
+from minka.errors import UsageError
 from minka.params import (
     CacheParams,
     ChatParams,
@@ -32,14 +33,23 @@ def settings(args: Namespace, server: ServerParams | None = None) -> Settings:
     """The settings of a command line and the environment."""
     from minka.runtime import Settings
 
+    cache, generation = resolve(args, CacheParams, os.environ), _generation(args)
+    context = resolve(args, ContextParams, os.environ)
     return Settings(
         model=resolve(args, ModelParams, os.environ),
-        context=resolve(args, ContextParams, os.environ),
+        context=_one_buffer_a_slot(context, server) if cache.deterministic else context,
         sampling=resolve(args, SamplingParams, os.environ),
-        generation=_generation(args),
+        generation=generation,
         chat=resolve(args, ChatParams, os.environ),
-        engine=_engine(resolve(args, CacheParams, os.environ), server),
+        engine=_engine(cache, generation, server),
     )
+
+
+def _one_buffer_a_slot(params: ContextParams, server: ServerParams | None) -> ContextParams:
+    """What --deterministic needs. Without a server there is one user, who gets the whole context."""
+    if params.kv_unified:
+        raise UsageError("--deterministic and --kv-unified exclude each other: each slot needs a KV buffer of its own")
+    return replace(params, kv_unified=False, parallel=params.parallel if server else 1)
 
 
 def _generation(args: Namespace) -> GenerationParams:
@@ -48,7 +58,7 @@ def _generation(args: Namespace) -> GenerationParams:
     return replace(params, verbose=True) if getattr(args, "verbose", False) else params
 
 
-def _engine(cache: CacheParams, server: ServerParams | None) -> EngineConfig:
+def _engine(cache: CacheParams, generation: GenerationParams, server: ServerParams | None) -> EngineConfig:
     from minka.engine.engine import EngineConfig
     from minka.engine.memory import MemoryConfig
 
@@ -63,6 +73,9 @@ def _engine(cache: CacheParams, server: ServerParams | None) -> EngineConfig:
         ),
         disk=Path(cache.cache_disk).expanduser() if cache.cache_disk else None,
         disk_limit=cache.cache_disk_size << 20,
+        shifts=cache.context_shift,
+        reuses=generation.n_cache_reuse > 0,
+        deterministic=cache.deterministic,
     )
 
 

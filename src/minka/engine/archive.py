@@ -1,22 +1,30 @@
 """The disk tier: blocks as files of a directory, one directory a model and kind of KV cache. Survives a restart.
 
-Writes happen on a thread of its own. A file that is torn, stale or foreign is deleted, never used: its name is a hash
-of all tokens up to its end, and its head has the checksum of its body. Blocks with a salt are never written.
+Writes happen on a thread of its own. A file that is torn, stale or foreign is never used: its name is a hash of all
+tokens up to its end, and its head has the checksum of its body. Blocks with a salt are never written. Files are for
+their owner only, for they hold conversations. Several processes may use one directory; each counts what it knows of.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import stat
+import time
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
+from tempfile import mkstemp
 from threading import Lock, Thread
+from typing import Annotated
 
 import msgspec
 
-from minka.engine.store import Node, Store
+from minka.engine.store import Fill, Node, Store
 from minka.errors import NativeError
 from minka.native.protocol import Block
 
@@ -24,7 +32,12 @@ log = logging.getLogger("minka.cache")
 
 _MAGIC = b"MINKA-KV 1\n"
 _SUFFIX = ".kv"
+_UNFINISHED = ".tmp"
 _MAX_HEAD = 1 << 16
+_BACKLOG = 1 << 30
+"""Bytes of blocks that may wait to be written. Where the disk is slower than the model, some are not written."""
+_GRACE = 600.0
+"""Seconds for which a useless file is left alone: it may be part of what another process is just writing."""
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -32,9 +45,27 @@ class _Head(msgspec.Struct, frozen=True):
 
     parent: str | None
     start: int
-    tokens: tuple[int, ...]
+    tokens: tuple[Annotated[int, msgspec.Meta(ge=0, lt=2**31)], ...]
     size: int
     crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file that is there: the block in it, and its size in bytes."""
+
+    node: Node
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A file that a scan found, with its times in seconds."""
+
+    path: Path
+    head: _Head
+    size: int
+    mtime: float
 
 
 class DiskArchive:
@@ -42,15 +73,20 @@ class DiskArchive:
 
     def __init__(self, directory: Path, limit: int, decode: Callable[[bytes], Block]) -> None:
         """`decode` makes a block of the bytes of `Block.to_bytes`. Raises OSError if there can be no such directory."""
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._directory, self._limit, self._decode = directory, limit, decode
         self._lock = Lock()
-        self._sizes: OrderedDict[bytes, int] = OrderedDict()
-        """Files by key, the least recently used first."""
+        self._files: OrderedDict[bytes, _File] = OrderedDict()
+        """By key, the least recently used first, and every block before those that it continues."""
         self._pending: dict[bytes, Block] = {}
         """Blocks whose file is not written yet."""
+        self._lost: list[Node] = []
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._backlog = 0
+        self._error: OSError | None = None
+        """Why the last write failed."""
         self.n_bytes = 0
+        self._n_tokens = 0
         self.n_read = 0
         """Tokens that were read back."""
         self._writer = Thread(target=self._write_all, name="minka-cache-writer", daemon=True)
@@ -60,22 +96,26 @@ class DiskArchive:
 
     def write(self, node: Node) -> None:
         """See store.Archive."""
-        if node.salt or node.block is None or node.archived:
+        before = node.parent
+        follows = before is not None and (before.parent is None or before.archived)
+        if node.salt or node.block is None or node.archived or not follows:
             return
-        node.archived = True
         block = node.block
         with self._lock:
+            if self._backlog + block.n_bytes > _BACKLOG:
+                return
+            self._backlog += block.n_bytes
             self._pending[node.key] = block
-        parent = node.parent.key.hex() if node.parent is not None and node.parent.parent is not None else None
-        self._work.put(lambda: self._write(node.key, parent, node.tokens, block))
+        node.archived = True
+        self._work.put(lambda: self._write(node, block))
 
     def read(self, node: Node) -> Block | None:
         """See store.Archive."""
         with self._lock:
-            pending = self._pending.get(node.key)
-            if node.key in self._sizes:
-                self._sizes.move_to_end(node.key)
-        block = pending or self._read(self._path(node.key), node)
+            block = self._pending.get(node.key)
+            self._touch(node)
+        if block is None:
+            block = self._read(node)
         if block is not None:
             self.n_read += block.n_tokens
         return block
@@ -84,36 +124,85 @@ class DiskArchive:
         """See store.Archive."""
         self._work.put(lambda: self._delete(node.key))
 
+    def lost(self) -> Sequence[Node]:
+        """See store.Archive."""
+        if not self._lost:
+            return ()
+        with self._lock:
+            lost, self._lost = self._lost, []
+            return [node for node in lost if node.key not in self._pending and node.key not in self._files]
+
+    def fill(self) -> Fill:
+        """See store.Archive."""
+        with self._lock:
+            return Fill(len(self._files), self._n_tokens, self.n_bytes, self._limit)
+
     # -- start and end -------------------------------------------------------------------------------------------------
 
     def load_into(self, store: Store) -> int:
-        """Tell the store of all blocks that are there; returns how many. What cannot be used is deleted."""
-        heads = sorted(self._scan(), key=lambda found: found[1].start)
+        """Tell the store of all blocks that are there; returns how many. What cannot be used is deleted in time."""
         nodes: dict[str, Node] = {}
-        for path, head in heads:
-            parent = nodes.get(head.parent) if head.parent is not None else None
-            usable = (head.start == 0) if head.parent is None else (parent is not None and parent.end == head.start)
-            node = store.adopt(parent, head.tokens, "") if usable else None
-            if node is None or node.key.hex() != path.stem:
-                path.unlink(missing_ok=True)
+        files: list[tuple[float, _File]] = []
+        for found in sorted(self._scan(), key=lambda found: (found.head.start, len(found.head.tokens))):
+            parent = nodes.get(found.head.parent) if found.head.parent is not None else None
+            follows = found.head.parent is None or parent is not None
+            node = store.adopt(found.path.stem, parent, found.head.tokens) if follows else None
+            if node is None:
+                _clean(found.path, found.mtime)
                 continue
-            nodes[path.stem] = node
-            self._sizes[node.key] = size = path.stat().st_size
-            self.n_bytes += size
-        return len(nodes)
+            nodes[found.path.stem] = node
+            files.append((found.mtime, _File(node, found.size)))
+        with self._lock:
+            for _mtime, file in sorted(files, key=lambda pair: pair[0]):
+                if file.node.archived:  # else a longer one has taken its place
+                    self._book(file)
+        self._shrink()
+        return len(self._files)
 
     def close(self) -> None:
         """Write what is still waiting, and stop. Idempotent."""
         self._work.put(None)
         self._writer.join()
 
-    def _scan(self) -> Iterator[tuple[Path, _Head]]:
-        for path in self._directory.iterdir():
-            head = _read_head(path) if path.suffix == _SUFFIX else None
-            if head is None:
-                path.unlink(missing_ok=True)
-            else:
-                yield path, head
+    def _scan(self) -> Iterator[_Found]:
+        try:
+            paths = list(self._directory.iterdir())
+        except OSError as error:
+            log.warning("the disk tier of the prefix cache cannot be read: %s", error)
+            return
+        for path in paths:
+            with suppress(OSError):
+                status = path.lstat()
+                if path.suffix not in (_SUFFIX, _UNFINISHED) or not stat.S_ISREG(status.st_mode):
+                    continue  # not ours
+                head = _read_head(path, status.st_size) if path.suffix == _SUFFIX else None
+                if head is None:
+                    _clean(path, status.st_mtime)
+                else:
+                    yield _Found(path, head, status.st_size, status.st_mtime)
+
+    # -- books (under the lock) ----------------------------------------------------------------------------------------
+
+    def _book(self, file: _File) -> None:
+        self._unbook(file.node.key)
+        self._files[file.node.key] = file
+        self.n_bytes += file.size
+        self._n_tokens += len(file.node.tokens)
+        self._touch(file.node)
+
+    def _unbook(self, key: bytes) -> _File | None:
+        file = self._files.pop(key, None)
+        if file is not None:
+            self.n_bytes -= file.size
+            self._n_tokens -= len(file.node.tokens)
+        return file
+
+    def _touch(self, node: Node | None) -> None:
+        """Count a block as used, and then all before it: so the least used one is always the end of a branch."""
+        while node is not None:
+            if node.key in self._files:
+                self._files.move_to_end(node.key)
+            node = node.parent
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
@@ -122,78 +211,119 @@ class DiskArchive:
 
     def _write_all(self) -> None:
         while (task := self._work.get()) is not None:
-            try:
-                task()
-            except OSError as error:
-                log.warning("the disk tier of the prefix cache cannot write: %s", error)
+            task()
 
-    def _write(self, key: bytes, parent: str | None, tokens: tuple[int, ...], block: Block) -> None:
+    def _write(self, node: Node, block: Block) -> None:
+        parent = node.parent.key.hex() if node.parent is not None and node.parent.parent is not None else None
         body = block.to_bytes()
-        head = _Head(parent, block.start, tokens, len(body), zlib.crc32(body))
-        raw = _MAGIC + msgspec.json.encode(head) + b"\n" + body
-        try:
-            beside = self._path(key).with_suffix(".tmp")
-            beside.write_bytes(raw)
-            beside.replace(self._path(key))
-        finally:
-            with self._lock:
-                self._pending.pop(key, None)
+        head = _Head(parent, node.start, node.tokens, len(body), zlib.crc32(body))
+        parts = (_MAGIC, msgspec.json.encode(head), b"\n", body)
+        error = _replace(self._path(node.key), parts)
+        if error is not None and self._error is None:
+            log.warning("the disk tier of the prefix cache cannot write, what it misses is computed again: %s", error)
+        self._error = error
         with self._lock:
-            self.n_bytes += len(raw) - self._sizes.pop(key, 0)
-            self._sizes[key] = len(raw)
+            if error is None:
+                self._book(_File(node, sum(map(len, parts))))
+            else:
+                self._lost.append(node)
+            self._backlog -= block.n_bytes
+            if self._pending.get(node.key) is block:
+                del self._pending[node.key]
         self._shrink()
 
     def _shrink(self) -> None:
         while True:
             with self._lock:
-                if self.n_bytes <= self._limit or not self._sizes:
+                if self.n_bytes <= self._limit or not self._files:
                     return
-                key = next(iter(self._sizes))
-            self._delete(key)
+                node = next(iter(self._files.values())).node
+                self._unbook(node.key)
+                self._lost.append(node)
+            self._unlink(node.key)
 
     def _delete(self, key: bytes) -> None:
-        self._path(key).unlink(missing_ok=True)
         with self._lock:
-            self.n_bytes -= self._sizes.pop(key, 0)
+            self._unbook(key)
+        self._unlink(key)
 
-    def _read(self, path: Path, node: Node) -> Block | None:
+    def _unlink(self, key: bytes) -> None:
+        with suppress(OSError):
+            self._path(key).unlink()
+
+    def _read(self, node: Node) -> Block | None:
+        path = self._path(node.key)
         try:
             raw = path.read_bytes()
-        except OSError:
-            return None
-        head = _parse_head(raw)
-        body = raw[len(raw) - head.size :] if head is not None and head.size < len(raw) else b""
-        if head is None or head.tokens != node.tokens or zlib.crc32(body) != head.crc:
-            log.warning("the prefix cache file %s is damaged and was deleted", path.name)
+        except FileNotFoundError:  # deleted for room, here or by another process
             self._delete(node.key)
+            return None
+        except OSError as error:
+            log.warning("the prefix cache file %s cannot be read: %s", path.name, error)
             return None
         try:
-            return self._decode(body)
+            block = self._decode(_body(raw, node.tokens))
+            if (block.start, block.n_tokens) != (node.start, len(node.tokens)):
+                raise NativeError("it holds other positions than its name says")
         except NativeError as error:
-            log.warning("the prefix cache file %s cannot be used: %s", path.name, error)
+            log.warning("the prefix cache file %s is damaged and was deleted: %s", path.name, error)
             self._delete(node.key)
             return None
+        with suppress(OSError):
+            os.utime(path)  # so that the order of use survives a restart
+        return block
 
 
-def _read_head(path: Path) -> _Head | None:
-    """The head of a file, None if it has none or the file is not as long as the head says."""
+def _replace(path: Path, parts: Sequence[bytes]) -> OSError | None:
+    """Write a file that is there as a whole or not at all, even if another process writes it too."""
     try:
-        with path.open("rb") as file:
-            raw = file.read(_MAX_HEAD)
-        head = _parse_head(raw)
-        size = path.stat().st_size
-    except OSError:
-        return None
-    if head is None or size != raw.index(b"\n", len(_MAGIC)) + 1 + head.size:
-        return None
-    return head
+        number, name = mkstemp(_UNFINISHED, path.stem, path.parent)  # readable for its owner only
+        beside = Path(name)
+        try:
+            with os.fdopen(number, "wb") as file:
+                file.writelines(parts)
+            beside.replace(path)
+        except OSError:
+            beside.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        return error
+    return None
 
 
-def _parse_head(raw: bytes) -> _Head | None:
+def _clean(path: Path, mtime: float) -> None:
+    """Delete a file that is of no use, unless it is so new that another process may not be done with it."""
+    if time.time() - mtime > _GRACE:
+        with suppress(OSError):
+            path.unlink()
+
+
+def _read_head(path: Path, size: int) -> _Head | None:
+    """The head of a file of `size` bytes, None if it has none or that says another size."""
+    with path.open("rb") as file:
+        parsed = _parse(file.read(_MAX_HEAD))
+    if parsed is None or parsed[1] + parsed[0].size != size:
+        return None
+    return parsed[0]
+
+
+def _body(raw: bytes, tokens: tuple[int, ...]) -> bytes:
+    """The body of a file for these tokens. Raises NativeError if it is not what was written."""
+    parsed = _parse(raw)
+    if parsed is None or parsed[0].tokens != tokens:
+        raise NativeError("it has no head or another one")
+    body = raw[parsed[1] :]
+    if len(body) != parsed[0].size or zlib.crc32(body) != parsed[0].crc:
+        raise NativeError("its checksum is wrong")
+    return body
+
+
+def _parse(raw: bytes) -> tuple[_Head, int] | None:
+    """The head, and where the body begins."""
     end = raw.find(b"\n", len(_MAGIC))
     if not raw.startswith(_MAGIC) or end < 0:
         return None
     try:
-        return msgspec.json.decode(raw[len(_MAGIC) : end], type=_Head)
-    except msgspec.DecodeError:
+        return msgspec.json.decode(raw[len(_MAGIC) : end], type=_Head), end + 1
+    except (msgspec.DecodeError, RecursionError):
         return None

@@ -47,11 +47,22 @@ class Cells:
 
     def cut(self, seq: int, n: int) -> None:
         """The sequence lost its positions >= n."""
-        for cell in self._held[seq][n:]:
+        self.drop(seq, n, len(self._held[seq]))
+
+    def drop(self, seq: int, start: int, end: int) -> None:
+        """The sequence lost its positions start..end-1, and those behind them moved up."""
+        for cell in self._held[seq][start:end]:
             self._owners[cell] -= 1
             if not self._owners[cell]:
                 del self._owners[cell]
-        del self._held[seq][n:]
+        del self._held[seq][start:end]
+
+    def own(self, seq: int) -> int:
+        """The position from which on the sequence shares its cells with no other."""
+        held = self._held[seq]
+        if not self._unified:
+            return 0
+        return next((i for i in range(len(held), 0, -1) if self._owners[held[i - 1]] > 1), 0)
 
     def _hold(self, seq: int, cells: list[int]) -> None:
         self._held[seq] += cells

@@ -7,8 +7,8 @@ from minka.native.protocol import Backend
 from minka.types import FinishReason
 
 
-def ending(run: Run, token: int, backend: Backend, now: float) -> FinishReason | None:
-    """Why the run ends with this token, None if it goes on.
+def ending(run: Run, token: int, backend: Backend, now: float, *, shifts: bool = False) -> FinishReason | None:
+    """Why the run ends with this token, None if it goes on. `shifts`: a full context is shifted and ends nothing.
 
     An end token counts before a limit that is reached at the same time: the text is whole.
     """
@@ -19,7 +19,7 @@ def ending(run: Run, token: int, backend: Backend, now: float) -> FinishReason |
     run.timed_out = run.is_late(now)
     limited = (
         0 <= run.job.n_predict <= run.n_generated
-        or len(run.tokens) >= backend.n_ctx_seq
+        or (not shifts and len(run.context) >= backend.n_ctx_seq)
         or run.timed_out
         or _out_of_time(run, now)
     )

@@ -7,36 +7,67 @@ import secrets
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from time import perf_counter
+from typing import TypeVar
 
+from minka.engine import limits
 from minka.engine.archive import DiskArchive
+from minka.engine.control import (
+    ClearCache,
+    Command,
+    EraseSlot,
+    LookAtCache,
+    RestoreSlot,
+    SaveSlot,
+    SlotState,
+    Unpin,
+    refuse,
+)
 from minka.engine.inbox import ThreadInbox
 from minka.engine.loop import Loop
 from minka.engine.memory import Memory, MemoryConfig
 from minka.engine.outbox import Outbox
 from minka.engine.pace import Pace
+from minka.engine.prefix_cache import MIN_SHARED
 from minka.engine.slot import Run
-from minka.errors import ContextSizeError, MinkaError, NativeError, QueueFullError, RequestError, UnavailableError
+from minka.errors import (
+    ContextSizeError,
+    MinkaError,
+    NativeError,
+    NotSupportedError,
+    QueueFullError,
+    RequestError,
+    UnavailableError,
+    UsageError,
+)
 from minka.native.protocol import Backend
-from minka.types import Cancelled, EngineView, Event, Failed, Finished, Inbox, Job
+from minka.types import CacheView, Cancelled, EngineView, Event, Failed, Finished, Inbox, Job
 
 log = logging.getLogger("minka.engine")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """`queue_size`: jobs that may wait for a slot. `max_gap_ms`: longest pause of a running stream. `memory`: what is
-    kept of text that loses its cells. `disk`: directory of the tier below, `disk_limit` its bytes. `check`: test laws
-    after every step instead of only when idle."""
+    kept of text that loses its cells. `disk`: directory of the tier below, `disk_limit` its bytes. `shifts`: a full
+    context loses its middle and goes on. `reuses`: jobs will want parts of a text to be moved (`Job.n_cache_reuse`).
+    `deterministic`: a greedy job's text does not depend on other jobs. `check`: test laws after every step instead of
+    only when idle."""
 
     queue_size: int = 512
     max_gap_ms: int = 200
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     disk: Path | None = None
     disk_limit: int = 0
+    shifts: bool = False
+    reuses: bool = False
+    deterministic: bool = False
     check: bool = False
 
 
@@ -60,15 +91,17 @@ class _Stop:
     pass
 
 
-_Message = _Submit | _Cancel | _Look | _Stop
+_Message = _Submit | _Cancel | _Look | Command | _Stop
 
 
 class Engine:
     """Runs jobs on a backend. Its methods may be called from any thread; events come from the engine's own."""
 
     def __init__(self, backend: Backend, config: EngineConfig | None = None) -> None:
+        """Raises NotSupportedError if the model or the layout of its cache does not allow what the config asks for."""
         self._backend = backend
         self._config = config or EngineConfig()
+        limits.check_config(self._config, backend)
         self._messages: SimpleQueue[_Message] = SimpleQueue()
         self._open: set[str] = set()
         self._lock = Lock()
@@ -76,7 +109,16 @@ class Engine:
         self._pace = Pace()
         self._archive = self._open_archive()
         memory = Memory(backend, self._config.memory, self._archive)
-        self._loop = Loop(backend, Outbox(self._forget), max_gap=self._config.max_gap_ms / 1e3, memory=memory)
+        self._loop = Loop(
+            backend,
+            Outbox(self._forget),
+            max_gap=self._config.max_gap_ms / 1e3,
+            memory=memory,
+            shifts=self._config.shifts,
+            deterministic=self._config.deterministic,
+        )
+        if memory.clears_idle and backend.kv_unified:
+            log.debug("idle slots give their cells back when a request starts: __TEST_TAG_CACHE_IDLE_SLOTS_ENABLED__")
         self._thread = Thread(target=self._work, name="minka-engine", daemon=True)
         self._thread.start()
 
@@ -115,6 +157,25 @@ class Engine:
             raise RequestError(
                 f"id_slot must be -1 to {self._backend.n_seq_max - 1}, but is {job.id_slot}", param="id_slot"
             )
+        if job.n_cache_reuse:
+            limits.check_reuse(self._config, self._backend)
+        if job.pin:
+            self._check_pin(job)
+
+    def _check_pin(self, job: Job) -> None:
+        self.require_cache()
+        if len(job.prompt) < MIN_SHARED:
+            raise RequestError(
+                f"{len(job.prompt)} tokens are too few to pin: under {MIN_SHARED} are always computed again",
+                param="prompt",
+            )
+        if not job.cache_prompt:
+            raise RequestError("a prompt that is not to be cached cannot be pinned", param="cache_prompt")
+
+    def require_cache(self) -> None:
+        """Raise NotSupportedError if nothing is kept outside the KV cache."""
+        if not self._config.memory.limit:
+            raise NotSupportedError("This server keeps no computed text. Start it with `--cache-ram`")
 
     def cancel(self, id: str) -> None:
         """End a job as soon as the running step is over; its last event is Cancelled. Unknown ids are ignored."""
@@ -149,12 +210,52 @@ class Engine:
                 self._messages.put(_Look(reply))
         return reply
 
+    # -- cache and slots ---------------------------------------------------------------------------------------------
+
+    def cache(self) -> Future[CacheView]:
+        """The prefix cache between two steps."""
+        return self._order(LookAtCache)
+
+    def unpin(self, name: str) -> Future[bool]:
+        """Let go of what a job with this `pin` kept; False if there is none. Its text stays as long as any other."""
+        self.require_cache()
+        return self._order(partial(Unpin, name))
+
+    def clear_cache(self) -> Future[int]:
+        """Drop all computed text that is neither pinned nor in use, in every tier; how many entries that were."""
+        self.require_cache()
+        return self._order(ClearCache)
+
+    def save_slot(self, slot: int) -> Future[SlotState]:
+        """A copy of what a slot holds, as soon as it is idle. A slot that does not exist is a RequestError."""
+        return self._order(partial(SaveSlot, slot))
+
+    def restore_slot(self, slot: int, saved: SlotState, salt: str = "") -> Future[None]:
+        """Make a slot hold a saved state for prompts of this salt, as soon as it is idle. See `control.RestoreSlot`."""
+        return self._order(partial(RestoreSlot, slot, saved, salt))
+
+    def erase_slot(self, slot: int) -> Future[int]:
+        """Empty a slot, as soon as it is idle; how many tokens it held. What memory has of them stays."""
+        return self._order(partial(EraseSlot, slot))
+
+    def _order(self, make: Callable[[Future[T]], Command]) -> Future[T]:
+        reply: Future[T] = Future()
+        command = make(reply)
+        with self._lock:
+            if self._stopped:
+                refuse(command, UnavailableError("the engine is stopping"))
+            else:
+                self._messages.put(command)
+        return reply
+
     def close(self) -> None:
-        """Fail what is still running, stop the thread, free the backend. Idempotent."""
+        """Fail what is still running, stop the thread, finish what goes to disk, free the backend. Idempotent."""
         with self._lock:
             self._stopped = True
         self._messages.put(_Stop())
         self._thread.join()
+        if self._archive is not None:
+            self._archive.close()
         self._backend.close()
 
     @property
@@ -174,7 +275,10 @@ class Engine:
         directory, memory = self._config.disk, self._config.memory
         if directory is None or not memory.limit or not self._backend.sliceable:
             return None
-        return DiskArchive(directory / self._backend.fingerprint, self._config.disk_limit, self._backend.block)
+        try:
+            return DiskArchive(directory / self._backend.fingerprint, self._config.disk_limit, self._backend.block)
+        except OSError as error:
+            raise UsageError(f"--cache-disk {directory} cannot be used: {error.strerror}") from None
 
     def _prepare(self) -> None:
         """What needs an empty context and may take a while: whether states can be cut, what the disk tier has."""
@@ -186,8 +290,8 @@ class Engine:
     def _work(self) -> None:
         running = self._guard(self._prepare)
         while running:
-            for message in self._take():
-                running = running and self._handle(message)
+            # What comes after a message that ends the engine is left in the queue, to be refused below.
+            running = all(map(self._handle, self._take()))
             running = self._guard(self._step) and running
         with self._lock:
             self._stopped = True
@@ -197,6 +301,8 @@ class Engine:
                     self._loop.queue.put(run)
                 case _Look(reply):
                     reply.cancel()
+                case LookAtCache() | Unpin() | ClearCache() | SaveSlot() | RestoreSlot() | EraseSlot() as command:
+                    refuse(command, UnavailableError("the engine is stopping"))
         self._abandon(UnavailableError("the server is stopping"), keep=True)
 
     def _step(self) -> None:
@@ -242,4 +348,6 @@ class Engine:
                     reply.set_result(self._loop.view())
             case _Stop():
                 return False
+            case command:
+                return self._guard(partial(self._loop.control.do, command))
         return True

@@ -6,16 +6,19 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 
-from minka.engine import prefix_cache, scheduler
+from minka.engine import prefix_cache, reuse, scheduler
+from minka.engine.control import Control
 from minka.engine.ending import ending
 from minka.engine.logprobs import Distribution, after_sampling
 from minka.engine.memory import Memory, MemoryConfig
 from minka.engine.metrics import view_slot
+from minka.engine.one_at_a_time import CHUNK, OneAtATime
 from minka.engine.outbox import Outbox
 from minka.engine.prefix_cache import Placement
 from minka.engine.queue import Queue
 from minka.engine.scheduler import Grant, Scheduler
 from minka.engine.sequences import Sequences
+from minka.engine.shift import context_shift
 from minka.engine.slot import Run, Slot
 from minka.errors import DeadlineError, MinkaError, NativeError
 from minka.native.protocol import Backend, Decoded
@@ -42,7 +45,10 @@ def _late(run: Run) -> DeadlineError:
 
 
 class Loop:
-    """Slots, queue and backend of one context. One thread calls it; nothing here waits or locks."""
+    """Slots, queue and backend of one context. One thread calls it; nothing here waits or locks.
+
+    `shifts`: a text that fills its context loses its middle and goes on. `deterministic`: see `one_at_a_time`.
+    """
 
     def __init__(
         self,
@@ -52,22 +58,29 @@ class Loop:
         max_gap: float,
         memory: Memory | None = None,
         clock: Clock = perf_counter,
+        shifts: bool = False,
+        deterministic: bool = False,
     ) -> None:
         self._backend = backend
         self._outbox = outbox
         self._clock = clock
         self._slots = [Slot(seq) for seq in range(backend.n_seq_max)]
-        self._sequences = Sequences(backend, self._slots, memory or Memory(backend, MemoryConfig()))
-        self._scheduler = Scheduler(backend.n_batch, max_gap)
+        self._shifts = shifts
+        self._unit = min(CHUNK, backend.n_batch) if deterministic else 1
+        memory = memory or Memory(backend, MemoryConfig())
+        self._sequences = Sequences(backend, self._slots, memory, unit=self._unit)
+        self._scheduler = OneAtATime(self._unit) if deterministic else Scheduler(backend.n_batch, max_gap)
         self._n_admitted = 0
         self.memory = self._sequences.memory
         self.queue = Queue()
         self.counters = Counters()
+        self.control = Control(backend, self._slots, self._sequences, self.counters, clock)
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
     def step(self) -> bool:
         """Compute one batch. False if there was nothing to compute."""
+        self.control.settle()
         self._drop_late()
         self._end_waits()
         self._admit()
@@ -79,13 +92,13 @@ class Loop:
 
     @property
     def busy(self) -> bool:
-        """Whether any run is in a slot or waits for one."""
-        return bool(self.queue) or any(not slot.idle for slot in self._slots)
+        """Whether any run is in a slot or waits for one, or a command waits."""
+        return bool(self.queue) or self.control.waits or any(not slot.idle for slot in self._slots)
 
     def _drop_late(self) -> None:
         """End runs whose time was over before they gave anything. Those that generate end by themselves, with it."""
         now = self._clock()
-        for run in self.queue.remove(lambda run: run.is_late(now)):
+        for run in self.queue.remove(lambda run: not run.n_generated and run.is_late(now)):
             self._outbox.put(run.inbox, Failed(run.job.id, _late(run)))
             self._close(run)
         for slot in self._slots:
@@ -110,14 +123,18 @@ class Loop:
 
     def _place(self, run: Run, only: int = -1) -> Placement | None:
         floors, n_known = self._sequences.floors(), self._sequences.known(run)
-        return prefix_cache.place(run, self._slots, floors, n_known=n_known, only=only)
+        placement = prefix_cache.place(run, self._slots, floors, n_known=n_known, only=only, unit=self._unit)
+        if placement is None or not run.job.n_cache_reuse:
+            return placement
+        movable = self._sequences.movable()
+        return reuse.improve(placement, run, self._slots, floors, movable, n_known=n_known, only=only)
 
     def _has_room(self, run: Run, placement: Placement) -> bool:
         if not self._backend.kv_unified:
             return True
         shared = placement.source >= 0 and not self._slots[placement.source].idle
         kept = placement.wait.n if placement.wait else placement.n_reuse if shared else 0
-        need = len(run.tokens) - kept
+        need = len(run.context) - kept
         return scheduler.has_room(need, self._slots, self._backend.n_ctx, self._sequences.busy_cells())
 
     def _start(self, run: Run, placement: Placement) -> None:
@@ -131,7 +148,7 @@ class Loop:
             self._outbox.put(run.inbox, Failed(run.job.id, error))
             self._close(run)
             return
-        slot.tokens, slot.run, slot.wait = run.tokens, run, placement.wait
+        slot.tokens, slot.run, slot.wait = run.context, run, placement.wait
         slot.salt, slot.private = run.job.cache_salt, not run.job.cache_prompt
         slot.last_job, slot.last_used = run.job, self._clock()
         if run.order < 0:
@@ -147,6 +164,7 @@ class Loop:
         run.announced, run.n_cached = True, slot.n_past
         self.counters.cached_tokens += run.n_cached
         self.counters.recalled_tokens += run.n_recalled
+        self.counters.device_hits += run.n_cached > run.n_recalled
         self._outbox.put(run.inbox, Started(run.job.id, slot.id, run.n_prompt, run.n_cached))
         self._progress(slot, run)
 
@@ -241,21 +259,37 @@ class Loop:
         now = self._clock()
         if not run.first_token:
             self._sequences.snapshot(slot)
+            if run.job.pin:
+                self._sequences.pin(slot, run.job.pin)
             run.first_token = now
             self.counters.prompt_seconds += now - run.started
         if run.job.n_predict == 0:
             self._finish(slot, run, FinishReason.LIMIT)
             return
         token, logprobs = self._pick(run, row)
-        run.tokens.append(token)
+        run.append(token)
+        if run.last_token:
+            self.counters.predicted_steps += 1
+            self.counters.predicted_seconds += now - run.last_token
         run.last_token = now
         self.counters.predicted_tokens += 1
         special = token in run.job.preserved_tokens
         text = run.text.feed(self._backend.vocab.piece(token, special=special))
         run.has_new_line = run.has_new_line or "\n" in text
         self._outbox.put(run.inbox, Token(run.job.id, slot.id, token, text, run.timings(now), logprobs))
-        if reason := ending(run, token, self._backend, now):
+        if reason := ending(run, token, self._backend, now, shifts=self._shifts):
             self._finish(slot, run, reason)
+        elif len(run.context) >= self._backend.n_ctx_seq:
+            self._shift(slot, run)
+
+    def _shift(self, slot: Slot, run: Run) -> None:
+        """Make room for the token that comes next, in a context that has none left."""
+        add_bos = self._backend.vocab.add_bos
+        shift = context_shift(run.job, slot.n_past, self._backend.n_ctx_seq, add_bos=add_bos)
+        log.debug("slot %d: context shift, n_keep = %d, n_discard = %d", slot.id, shift.keep, shift.discard)
+        run.shift(shift)
+        slot.tokens = run.context
+        self._sequences.shift(slot, shift)
 
     def _pick(self, run: Run, row: int) -> tuple[int, TokenLogprobs | None]:
         assert run.sampler is not None, "a run in a slot has a sampler"
@@ -276,8 +310,7 @@ class Loop:
         rest = "" if run.text.stopped else run.text.flush()
         if run.text.stopped:
             reason = FinishReason.WORD
-        self.counters.predicted_seconds += now - run.first_token
-        full = reason is FinishReason.LIMIT and len(run.tokens) >= self._backend.n_ctx_seq
+        full = reason is FinishReason.LIMIT and not self._shifts and len(run.context) >= self._backend.n_ctx_seq
         self._outbox.put(
             run.inbox,
             Finished(
@@ -287,7 +320,7 @@ class Loop:
                 text=rest,
                 timings=run.timings(now),
                 stop_word=run.text.stop_word,
-                truncated=full,
+                truncated=full or run.truncated,
                 n_past=slot.n_past,
             ),
         )
@@ -333,6 +366,7 @@ class Loop:
 
     def abandon(self, error: MinkaError, *, keep: bool = False) -> None:
         """End every job with an error: the engine stops, or met a bug. `keep` remembers what the sequences hold."""
+        self.control.abandon(error)
         runs = [*self.queue.remove(lambda _run: True), *(slot.run for slot in self._slots if slot.run is not None)]
         for run in runs:
             self._outbox.put(run.inbox, Failed(run.job.id, error))

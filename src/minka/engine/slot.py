@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from minka.engine.shift import Shift
 from minka.engine.text import TextStream
 from minka.native.protocol import Sampler
 from minka.types import Inbox, Job, Timings
+
+ALL = 2**62
+"""More positions than there can be."""
 
 
 @dataclass(slots=True, eq=False)
@@ -23,6 +27,8 @@ class Run:
     """Time of submit, seconds of the engine's clock, as all times here."""
     tokens: list[int] = field(init=False)
     """The prompt and what was generated so far."""
+    context: list[int] = field(init=False)
+    """What its sequence is to hold: all tokens (the very same list), or after a context shift those that are left."""
     text: TextStream = field(init=False)
     sampler: Sampler | None = None
     turn: int = 0
@@ -41,10 +47,23 @@ class Run:
     announced: bool = False
     timed_out: bool = False
     has_new_line: bool = False
+    truncated: bool = False
+    """Whether its context was shifted."""
 
     def __post_init__(self) -> None:
-        self.tokens = list(self.job.prompt)
+        self.tokens = self.context = list(self.job.prompt)
         self.text = TextStream(self.job.stop)
+
+    def append(self, token: int) -> None:
+        """Add a generated token."""
+        self.tokens.append(token)
+        if self.context is not self.tokens:
+            self.context.append(token)
+
+    def shift(self, shift: Shift) -> None:
+        """Drop a part of the context."""
+        self.context = shift.apply(self.context)
+        self.truncated = True
 
     @property
     def n_prompt(self) -> int:
@@ -103,6 +122,8 @@ class Slot:
     """The salt of the tokens it holds."""
     private: bool = False
     """Whether nobody else may start from what it holds."""
+    n_sound: int = ALL
+    """Others may start from so many of its tokens: from there on it holds something else than they would compute."""
 
     @property
     def idle(self) -> bool:

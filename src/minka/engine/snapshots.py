@@ -16,10 +16,16 @@ class Snapshot:
     tokens: tuple[int, ...]
     salt: str
     state: bytes
+    pins: int = 0
+
+    def begins(self, tokens: tuple[int, ...]) -> bool:
+        """Whether `tokens` begin with all of its own."""
+        n = len(self.tokens)
+        return n <= len(tokens) and self.tokens[-1:] == tokens[n - 1 : n] and self.tokens == tokens[:n]
 
 
 class Snapshots:
-    """The most recently used snapshots: at most `limit` bytes and `count` of them."""
+    """The most recently used snapshots: at most `limit` bytes and `count` of them. Pinned ones stay."""
 
     def __init__(self, limit: int, count: int) -> None:
         self._limit = limit
@@ -38,13 +44,13 @@ class Snapshots:
     def find(self, tokens: Sequence[int], salt: str = "") -> Snapshot | None:
         """The longest snapshot whose tokens all begin `tokens`."""
         begun = tuple(tokens)
-        fitting = [e for e in self._entries if e.salt == salt and begun[: len(e.tokens)] == e.tokens]
+        fitting = (entry for entry in self._entries if entry.salt == salt and entry.begins(begun))
         return max(fitting, key=lambda entry: len(entry.tokens), default=None)
 
-    def has(self, tokens: Sequence[int], salt: str = "") -> bool:
-        """Whether exactly these tokens are there."""
+    def exactly(self, tokens: Sequence[int], salt: str = "") -> Snapshot | None:
+        """The snapshot of exactly these tokens."""
         wanted = tuple(tokens)
-        return any(entry.tokens == wanted and entry.salt == salt for entry in self._entries)
+        return next((entry for entry in self._entries if entry.salt == salt and entry.tokens == wanted), None)
 
     def touch(self, entry: Snapshot) -> None:
         """Count a snapshot as used."""
@@ -58,14 +64,14 @@ class Snapshots:
         self._entries.append(Snapshot(tuple(tokens), salt, state))
         self.n_bytes += len(state)
         while self.n_bytes > self._limit or len(self._entries) > self._count:
-            self._remove(self._entries[0])
+            self._remove(next(entry for entry in self._entries if not entry.pins))
 
     def clear(self) -> int:
-        """Drop all; returns how many there were."""
-        n = len(self._entries)
-        self._entries.clear()
-        self.n_bytes = 0
-        return n
+        """Drop all that are not pinned; returns how many there were."""
+        dropped = [entry for entry in self._entries if not entry.pins]
+        for entry in dropped:
+            self._remove(entry)
+        return len(dropped)
 
     def _remove(self, entry: Snapshot) -> None:
         self._entries.remove(entry)

@@ -7,11 +7,12 @@ bookkeeping: it knows neither libllama nor what is in a block.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import count
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from minka.engine.prefix_cache import common_prefix
 from minka.native.protocol import Block
@@ -20,17 +21,32 @@ BLOCK = 64
 """Tokens in a full block. Only a full one can have others after it."""
 
 
+class Fill(NamedTuple):
+    """How full a tier is: entries, tokens and bytes, and the bytes that it may have."""
+
+    entries: int
+    tokens: int
+    n_bytes: int
+    limit: int
+
+
 class Archive(Protocol):
     """The tier below memory. Calls return at once, except `read`."""
 
     def write(self, node: Node) -> None:
-        """Keep a node's block, some time soon."""
+        """Keep a node's block, some time soon; marks the node as archived if it takes it."""
 
     def read(self, node: Node) -> Block | None:
         """A block that was written, None if it is gone or damaged."""
 
     def forget(self, node: Node) -> None:
         """Delete what was written of a node."""
+
+    def lost(self) -> Sequence[Node]:
+        """Nodes it took and does not have any more, because there was no room or the disk failed. Each is told once."""
+
+    def fill(self) -> Fill:
+        """How full it is."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,8 +65,10 @@ class Node:
     pins: int = 0
     worth: float = 0.0
     """When it may be dropped, compared to others."""
-    children: dict[int, list[Node]] = field(default_factory=dict)
-    """By first token."""
+    children: list[Node] = field(default_factory=list)
+    """In the order of their tokens."""
+    n_held: int = 0
+    """Children with a block in memory."""
 
     @property
     def end(self) -> int:
@@ -63,18 +81,45 @@ class Node:
         return self.block is not None or self.archived
 
     @property
-    def n_bytes(self) -> int:
-        """Memory that its block takes."""
-        return self.block.n_bytes if self.block is not None else 0
+    def evictable(self) -> bool:
+        """Whether its block can leave memory: only the end of a branch can."""
+        return self.block is not None and not self.pins and not self.n_held
 
-    def child(self, tokens: tuple[int, ...]) -> tuple[Node | None, int]:
-        """The child that begins most like `tokens`, and how many of its tokens are the same."""
+    def place(self, tokens: tuple[int, ...]) -> int:
+        """The index in `children` where these tokens are, or would be."""
+        return bisect_left(self.children, tokens, key=_tokens)
+
+    def exactly(self, tokens: tuple[int, ...]) -> Node | None:
+        """The child with these tokens."""
+        at = self.place(tokens)
+        return self.children[at] if at < len(self.children) and self.children[at].tokens == tokens else None
+
+    def closest(self, tokens: tuple[int, ...]) -> tuple[Node | None, int]:
+        """The usable child that begins most like `tokens`, and how many of its tokens are the same.
+
+        In sorted order that is one of the two next to where they would be.
+        """
+        same = self.exactly(tokens)
+        if same is not None and same.usable:
+            return same, len(tokens)
+        at = self.place(tokens)
+        after = next((i for i in range(at, len(self.children)) if self.children[i].usable), None)
+        before = next((i for i in range(at - 1, -1, -1) if self.children[i].usable), None)
         best, length = None, 0
-        for node in self.children.get(tokens[0], ()) if tokens else ():
+        for node in (self.children[i] for i in (after, before) if i is not None):
             n = common_prefix(node.tokens, tokens)
             if n > length:
                 best, length = node, n
         return best, length
+
+
+def _tokens(node: Node) -> tuple[int, ...]:
+    return node.tokens
+
+
+def _key(parent: Node, tokens: tuple[int, ...]) -> bytes:
+    raw = b"".join(token.to_bytes(4, "little") for token in tokens)
+    return blake2b(raw, digest_size=20, key=parent.key).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +141,9 @@ class Store:
         self._clock = 0.0
         self._numbers = count()
         self._heap: list[tuple[float, int, Node]] = []
+        """Every evictable node with its worth, and entries that are out of date."""
+        self.n_blocks = 0
+        """Blocks in memory."""
         self.n_bytes = 0
         """Bytes of blocks in memory."""
         self.n_tokens = 0
@@ -105,11 +153,12 @@ class Store:
 
     def find(self, tokens: Sequence[int], salt: str = "") -> Hit:
         """The longest stored prefix of `tokens` among what was stored with the same salt."""
+        self._note_lost()
         tokens = tuple(tokens)
         node, n, path = self._roots.get(salt), 0, []
         while node is not None:
-            node, length = node.child(tokens[n : n + self._size])
-            if node is None or not node.usable:
+            node, length = node.closest(tokens[n : n + self._size])
+            if node is None:
                 break
             n += length
             path.append(node)
@@ -133,6 +182,7 @@ class Store:
                 break
             self._value(node)
             blocks.append(block.slice(min(node.end, end) - node.start))
+        self._shrink()
         return blocks
 
     def _fetch(self, node: Node) -> Block | None:
@@ -144,6 +194,11 @@ class Store:
         self._hold(node, block)
         return block
 
+    def _note_lost(self) -> None:
+        for node in self._archive.lost() if self._archive is not None else ():
+            node.archived = False
+            self._prune(node)
+
     # -- put ---------------------------------------------------------------------------------------------------------
 
     def missing(self, tokens: Sequence[int], salt: str = "") -> list[tuple[int, int]]:
@@ -154,13 +209,23 @@ class Store:
         return [(start, min(start + self._size, len(tokens))) for start in starts]
 
     def put(self, tokens: Sequence[int], blocks: Sequence[Block], salt: str = "") -> None:
-        """Store blocks for the ranges that `missing` named for these tokens."""
-        parent = self._root(salt)
+        """Store blocks for the ranges that `missing` named for these tokens.
+
+        Nothing is stored if the archive has lost since what they would follow.
+        """
         start = len(tokens) - sum(block.n_tokens for block in blocks)
-        for node in self.find(tokens[:start], salt).nodes:
-            parent = node
+        hit = self.find(tokens[:start], salt)
+        if not blocks or hit.n < start:
+            return
+        for node in hit.nodes:
+            self._archive_block(node)
+        parent = hit.nodes[-1] if hit.nodes else self._root(salt)
         for block in blocks:
-            parent = self._add(parent, tuple(tokens[start : start + block.n_tokens]), block)
+            parent = self._add(parent, tuple(tokens[start : start + block.n_tokens]))
+            if parent.block is None:
+                parent.archived = False  # if it was, it is behind a lost one, and perhaps lost as well
+                self._hold(parent, block)
+            self._archive_block(parent)
             start += block.n_tokens
         self._shrink()
 
@@ -169,31 +234,31 @@ class Store:
             self._roots[salt] = Node((), 0, None, salt, blake2b(salt.encode(), digest_size=20).digest())
         return self._roots[salt]
 
-    def _add(self, parent: Node, tokens: tuple[int, ...], block: Block | None) -> Node:
-        """A new child; a shorter one that it continues is not needed any more."""
-        siblings = parent.children.setdefault(tokens[0], [])
-        for other in [node for node in siblings if tokens[: len(node.tokens)] == node.tokens]:
-            if other.tokens == tokens:
-                return self._fill(other, block)
-            if not other.pins:
-                self._remove(other)
-        raw = b"".join(token.to_bytes(4, "little") for token in tokens)
-        key = blake2b(raw, digest_size=20, key=parent.key).digest()
-        node = Node(tokens, parent.end, parent, parent.salt, key)
-        parent.children.setdefault(tokens[0], []).append(node)
-        return self._fill(node, block)
-
-    def _fill(self, node: Node, block: Block | None) -> Node:
-        """Give a node its block, if it has none in memory yet."""
-        if block is not None and node.block is None:
-            self._hold(node, block)
-            if self._archive is not None:
-                self._archive.write(node)
+    def _add(self, parent: Node, tokens: tuple[int, ...]) -> Node:
+        """The child with these tokens, a new one if there is none; a shorter one that it continues is dropped."""
+        node = parent.exactly(tokens)
+        if node is None:
+            shorter, length = parent.closest(tokens)
+            node = Node(tokens, parent.end, parent, parent.salt, _key(parent, tokens))
+            parent.children.insert(parent.place(tokens), node)
+            if shorter is not None and length == len(shorter.tokens) and not shorter.pins:
+                self._drop(shorter)
         return node
 
-    def adopt(self, parent: Node | None, tokens: tuple[int, ...], salt: str) -> Node:
-        """Add a node whose block only the archive has, under a parent (None: as a first block)."""
-        node = self._add(parent or self._root(salt), tokens, None)
+    def _archive_block(self, node: Node) -> None:
+        if self._archive is not None and node.block is not None and not node.archived:
+            self._archive.write(node)
+
+    def adopt(self, key: str, parent: Node | None, tokens: tuple[int, ...]) -> Node | None:
+        """Add a node whose block only the archive has, under a parent (None: as a first block).
+
+        None if `key` is not the hex of its key, or if such a block cannot be in this tree.
+        """
+        parent = parent or self._root("")
+        whole = parent.parent is None or len(parent.tokens) == self._size
+        if not whole or not 0 < len(tokens) <= self._size or _key(parent, tokens).hex() != key:
+            return None
+        node = self._add(parent, tokens)
         node.archived = True
         return node
 
@@ -205,24 +270,50 @@ class Store:
             node.pins += by
             if not node.pins:
                 self._value(node)
+        self._shrink()
 
     def clear(self) -> int:
         """Drop everything that is not pinned, in both tiers; returns the number of blocks dropped."""
-        nodes = [node for node in self if not node.pins and not any(child.pins for child in _below(node))]
+        kept: set[Node] = set()
+        for pinned in self:
+            node: Node | None = pinned if pinned.pins else None
+            while node is not None and node not in kept:
+                kept.add(node)
+                node = node.parent
+        nodes = [node for node in self if node not in kept]
+        n_dropped = sum(node.usable for node in nodes)
         for node in reversed(nodes):
-            self._remove(node)
-        return len(nodes)
+            self._drop(node)
+        return n_dropped
 
     def __iter__(self) -> Iterator[Node]:
-        """All nodes, parents before their children."""
-        for root in self._roots.values():
-            yield from _below(root)
+        """All nodes, parents before their children. The tree must not change meanwhile."""
+        left = list(self._roots.values())
+        while left:
+            node = left.pop()
+            left += node.children
+            if node.parent is not None:
+                yield node
 
     def _hold(self, node: Node, block: Block) -> None:
         node.block = block
-        self.n_bytes += block.n_bytes
-        self.n_tokens += block.n_tokens
+        self._count(node, block, 1)
         self._value(node)
+
+    def _release(self, node: Node) -> None:
+        """Take a node's block out of memory. The one before it may be the next that can go."""
+        if node.block is not None:
+            block, node.block = node.block, None
+            self._count(node, block, -1)
+            if node.parent is not None:
+                self._offer(node.parent)
+
+    def _count(self, node: Node, block: Block, by: int) -> None:
+        self.n_blocks += by
+        self.n_bytes += by * block.n_bytes
+        self.n_tokens += by * block.n_tokens
+        if node.parent is not None:
+            node.parent.n_held += by
 
     def _value(self, node: Node) -> None:
         """GreedyDual (Young 1994): worth is the cost to compute it again per byte, on top of what was dropped last.
@@ -230,44 +321,29 @@ class Store:
         Blocks have equal sizes, and a later one costs more, because its tokens attend to all before them.
         """
         node.worth = self._clock + 1.0 + node.start / 4096
+        self._offer(node)
+
+    def _offer(self, node: Node) -> None:
+        """Enter a node into the heap if it can be evicted."""
+        if not node.evictable:
+            return
         heapq.heappush(self._heap, (node.worth, next(self._numbers), node))
+        if len(self._heap) > 2 * self.n_blocks + 64:
+            nodes = dict.fromkeys(node for _, _, node in self._heap if node.evictable)
+            self._heap = [(node.worth, next(self._numbers), node) for node in nodes]
+            heapq.heapify(self._heap)
 
     def _shrink(self) -> None:
-        """Drop the least worthy blocks until memory is within its limit; only the ends of branches can go."""
-        kept = []
+        """Drop the least worthy blocks until memory is within its limit."""
         while self.n_bytes > self._limit and self._heap:
-            worth, number, node = heapq.heappop(self._heap)
-            if node.block is None or worth != node.worth:
-                continue  # gone already, or used since
-            if node.pins or self._holds_below(node):
-                kept.append((worth, number, node))
-                continue
-            self._clock = worth
-            self._evict(node)
-        for entry in kept:
-            heapq.heappush(self._heap, entry)
-
-    @staticmethod
-    def _holds_below(node: Node) -> bool:
-        return any(child.block is not None for children in node.children.values() for child in children)
-
-    def _evict(self, node: Node) -> None:
-        self._release(node)
-        if not node.archived:
-            self._prune(node)
-
-    def _release(self, node: Node) -> None:
-        self.n_bytes -= node.n_bytes
-        self.n_tokens -= len(node.tokens) if node.block is not None else 0
-        node.block = None
-
-    def _remove(self, node: Node) -> None:
-        """Forget a node in both tiers, with everything under it."""
-        for child in reversed([*_below(node)]):
-            self._drop(child)
-        self._drop(node)
+            worth, _, node = heapq.heappop(self._heap)
+            if worth == node.worth and node.evictable:  # else it is gone already, or was used since
+                self._clock = max(self._clock, worth)
+                self._release(node)
+                self._prune(node)
 
     def _drop(self, node: Node) -> None:
+        """Forget a node without children in both tiers."""
         self._release(node)
         if node.archived and self._archive is not None:
             self._archive.forget(node)
@@ -275,19 +351,14 @@ class Store:
         self._prune(node)
 
     def _prune(self, node: Node) -> None:
-        """Take a node without block and children out of the tree."""
-        if node.parent is None or node.block is not None or node.archived or node.children:
-            return
-        siblings = node.parent.children[node.tokens[0]]
-        if node in siblings:
-            siblings.remove(node)
-            if not siblings:
-                del node.parent.children[node.tokens[0]]
-
-
-def _below(node: Node) -> Iterator[Node]:
-    """All nodes under one, parents first."""
-    for children in list(node.children.values()):
-        for child in list(children):
-            yield child
-            yield from _below(child)
+        """Take a node out of the tree that is not usable and leads nowhere, and those above it that led to it only."""
+        while not node.usable and not node.children:
+            parent = node.parent
+            if parent is None:
+                if self._roots.get(node.salt) is node:
+                    del self._roots[node.salt]
+                return
+            if parent.exactly(node.tokens) is not node:
+                return  # it was out already
+            del parent.children[parent.place(node.tokens)]
+            node = parent

@@ -16,6 +16,7 @@ from minka.native.batch import Batch
 from minka.native.library import Library, library
 from minka.native.machine import available_memory, physical_cores
 from minka.native.model import Model
+from minka.native.positions import can_turn
 from minka.native.protocol import Block, Decoded, Logits, Sampler
 from minka.native.samplers import Chain, Greedy, biases, picks_maximum
 from minka.native.state import KvBlock, StateFormat
@@ -62,6 +63,11 @@ class Context:
             raise ModelError(f"the model {model.path} {kind}; Minka cannot generate text with it")
         self._copying: set[tuple[int, int]] = set()
         """Streams (source, target) whose data libllama copies at the beginning of the next decode."""
+        self._moved: dict[int, int] = {}
+        """Sequences whose keys libllama turns at the beginning of the next decode, with the first position of these."""
+        # libllama aborts the process in the next decode if it cannot.
+        self.can_shift = bool(self._slow.llama_memory_can_shift(self._memory)) and can_turn(model, params)
+        self.can_splice = self.can_shift and not model.has_state
         self.n_ctx = int(self._slow.llama_n_ctx(self._context))
         limits = [int(self._slow.llama_n_ctx_seq(self._context)), model.n_ctx_train, params.kv_unified_per_slot]
         self.n_ctx_seq = min(limit for limit in limits if limit > 0)
@@ -79,6 +85,10 @@ class Context:
             native.n_seq_max += 1
         native.n_batch = max(params.n_batch, native.n_seq_max)  # a step has a token of every sequence
         native.n_ubatch = min(params.n_ubatch, native.n_batch)
+        if self.model.n_swa and not params.swa_full:
+            # While libllama finds cells for the later parts of a batch it drops positions that the first part's window
+            # still needs, and computes something else than the text. A batch of one part is safe.
+            native.n_batch = native.n_ubatch = max(native.n_ubatch, native.n_seq_max)
         native.n_outputs_max = native.n_seq_max
         native.n_threads = params.threads if params.threads > 0 else physical_cores()
         native.n_threads_batch = params.threads_batch if params.threads_batch > 0 else native.n_threads
@@ -121,6 +131,7 @@ class Context:
             code = int(self._slow.llama_decode(self._open(), self._batch.seal()))
             self._batch.clear()
             self._copying.clear()
+            self._moved.clear()
             if code not in (0, 1):
                 reason = f": {errors[0]}" if errors else ""
                 raise NativeError(f"libllama could not compute a batch of {n_tokens} tokens (code {code}){reason}")
@@ -151,6 +162,9 @@ class Context:
         if src == dst or not max(self.floor(src), 1) <= n <= self.length(src):
             raise NativeError(f"cannot share {n} of {self.length(src)} positions of sequence {src} with {dst}")
         self._fast.llama_memory_seq_rm(self._memory, dst, -1, -1)
+        self._moved.pop(dst, None)
+        if n > self._moved.get(src, n):
+            self._moved[dst] = self._moved[src]
         if self.kv_unified:
             self._fast.llama_memory_seq_cp(self._memory, src, dst, 0, n)
         else:
@@ -159,6 +173,15 @@ class Context:
             self._copying.add((src, dst))
             self.cut(dst, n)
 
+    def shift(self, seq: int, keep: int, discard: int) -> None:
+        """See `protocol.Backend.shift`. Whether cells are shared is the caller's to know: libllama does not tell."""
+        if not self.can_shift or keep < 0 or discard < 1 or keep + discard >= self.length(seq):
+            raise NativeError(f"cannot drop {discard} of {self.length(seq)} positions of sequence {seq} from {keep} on")
+        if not self._fast.llama_memory_seq_rm(self._memory, seq, keep, keep + discard):
+            raise NativeError(f"libllama cannot drop positions {keep} to {keep + discard - 1} of sequence {seq}")
+        self._fast.llama_memory_seq_add(self._memory, seq, keep + discard, -1, -discard)
+        self._moved[seq] = min(keep, self._moved.get(seq, keep))
+
     def cut(self, seq: int, n: int) -> None:
         """See `protocol.Backend.cut`."""
         if n >= self.length(seq):
@@ -166,6 +189,8 @@ class Context:
         allowed = n == 0 or n >= max(self.floor(seq), 1)
         if not allowed or not self._fast.llama_memory_seq_rm(self._memory, seq, n or -1, -1):
             raise NativeError(f"sequence {seq} of {self.length(seq)} positions cannot be cut to {n}")
+        if n <= self._moved.get(seq, -1):
+            del self._moved[seq]
 
     def floor(self, seq: int) -> int:
         """See `protocol.Backend.floor`."""
@@ -173,7 +198,8 @@ class Context:
         if self.model.has_state:
             return self.length(seq)
         oldest = int(self._fast.llama_memory_seq_pos_min(self._memory, seq)) if self.model.n_swa else 0
-        return oldest + self.model.n_swa + 1 if oldest > 0 else 0
+        # A restored state has just the window that goes on from its end.
+        return min(self.length(seq), oldest + self.model.n_swa + 1) if oldest > 0 else 0
 
     def discard(self) -> None:
         """See `protocol.Backend.discard`."""
@@ -201,7 +227,9 @@ class Context:
 
     def extract(self, seq: int, ranges: Sequence[tuple[int, int]]) -> Sequence[KvBlock]:
         """See `protocol.Backend.extract`."""
-        return self._sliced().cut(self.save(seq), ranges)
+        if max((end for _start, end in ranges), default=0) > self._moved.get(seq, self.n_ctx):
+            raise NativeError(f"sequence {seq} was shifted: what moved can be extracted after the next decode only")
+        return self._sliced().cut(self._save(seq), ranges)
 
     def insert(self, seq: int, blocks: Sequence[Block]) -> bool:
         """See `protocol.Backend.insert`."""
@@ -230,6 +258,11 @@ class Context:
 
     def save(self, seq: int) -> bytes:
         """See `protocol.Backend.save`."""
+        if seq in self._moved:
+            raise NativeError(f"sequence {seq} was shifted: it can be saved after the next decode only")
+        return self._save(seq)
+
+    def _save(self, seq: int) -> bytes:
         self._check_seq(seq)
         if seq in {target for _, target in self._copying}:
             raise NativeError(f"sequence {seq} waits for a copy that the next decode makes")
@@ -248,6 +281,7 @@ class Context:
     def _restore(self, seq: int, state: bytes) -> bool:
         if any(seq in pair for pair in self._copying):
             raise NativeError(f"sequence {seq} takes part in a copy that the next decode makes")
+        self._moved.pop(seq, None)
         # C only reads it, so it needs no copy.
         buffer = ctypes.cast(ctypes.c_char_p(state), ctypes.POINTER(ctypes.c_uint8))
         if self._slow.llama_state_seq_set_data(self._open(), buffer, len(state), seq):
@@ -268,6 +302,7 @@ class Context:
     def clear(self) -> None:
         """Drop all sequences."""
         self._open()
+        self._moved.clear()
         self._fast.llama_memory_clear(self._memory, 1)
 
     def close(self) -> None:

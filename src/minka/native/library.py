@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import re
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -29,6 +30,8 @@ log = logging.getLogger("minka.llama")
 # ggml_log_level -> Python level; 5 continues the line before.
 _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
 _CONTINUE = 5
+# What libllama calls a failure and the engine asks it on purpose: whether there is room.
+_EXPECTED = re.compile(r"failed to find (a memory slot|free space)|failed to prepare attention ubatches")
 
 _FAST = (
     "llama_get_logits_ith",
@@ -89,7 +92,7 @@ class Library:
             *lines, self._line = self._line.split("\n")
             for line in lines:
                 if line.strip(". "):
-                    log.log(self._level, "%s", line)
+                    log.log(logging.DEBUG if _EXPECTED.search(line) else self._level, "%s", line)
                     if self._level >= logging.ERROR:
                         self._errors.append(line)
 

@@ -43,7 +43,8 @@ class Model:
         progress: Callable[[float], None] | None = None,
         placement: Placement | None = None,
     ) -> Model:
-        """Load a GGUF (of a split one: the first shard). `progress` is called with 0..1 from this thread.
+        """Load a GGUF (of a split one: the first shard). `progress` is called with 0..1 from this thread;
+        an exception in it stops the loading and is raised here.
 
         Raises ModelError with libllama's own reason if it cannot, and UsageError for a `placement` that cannot be.
         """
@@ -53,12 +54,17 @@ class Model:
         native = _native_params(lib, params)
         if placement is not None:
             placement.apply(native)
+        raised: list[BaseException] = []
         if progress is not None:
-            # Kept in a local: C calls it until the load returns. An error in it must not abort the load.
-            callback = lib.slow.llama_progress_callback(lambda value, _user_data: progress(value) is None)
+            # Kept in a local: C calls it until the load returns.
+            callback = lib.slow.llama_progress_callback(_guarded(progress, raised))
             native.progress_callback = callback
         with lib.errors() as errors:
             pointer = lib.slow.llama_model_load_from_file(os.fsencode(path), native)
+            if raised:
+                if pointer:
+                    lib.slow.llama_model_free(pointer)
+                raise raised[0]
             if not pointer:
                 reason = _reason(errors)
                 raise ModelError(f"cannot load the model {path}: {reason}")
@@ -184,6 +190,19 @@ class Model:
         buffer = ctypes.create_string_buffer(size + 1)
         slow.llama_chat_apply_template(template.encode(), chat, len(pairs), add_assistant, buffer, len(buffer))
         return buffer.raw[:size].decode("utf-8", "replace")
+
+
+def _guarded(progress: Callable[[float], None], raised: list[BaseException]) -> Callable[[float, object], bool]:
+    """`progress` for C: no exception may pass through there, so it is kept, and C is told to stop."""
+
+    def call(value: float, _user_data: object) -> bool:
+        try:
+            progress(value)
+        except BaseException as error:  # noqa: BLE001 - raised again by the caller of C
+            raised.append(error)
+        return not raised
+
+    return call
 
 
 def _native_params(lib: Library, params: ModelParams) -> ctypes.Structure:

@@ -117,7 +117,24 @@ class Backend(Protocol):
         """Make `dst` hold the first `n` positions of `src`: by reference (unified) or as a copy (split).
 
         What `dst` held is dropped. Needs floor(src) <= n <= length(src). In the split layout the copy is made by the
-        next decode: until then `dst` cannot be saved, extracted, or written to by `insert` and `restore`.
+        next decode: until then `dst` cannot be saved or extracted, and neither can be written to by `insert` or
+        `restore`.
+        """
+
+    @property
+    def can_shift(self) -> bool:
+        """Whether positions of this model can be changed (`shift`)."""
+
+    @property
+    def can_splice(self) -> bool:
+        """Whether `shift` leaves no trace of what it drops but in the keys and values of what it moves."""
+
+    def shift(self, seq: int, keep: int, discard: int) -> None:
+        """Drop the `discard` positions from `keep` on, and move what is behind them up to `keep`.
+
+        Needs `can_shift`, keep + discard < length(seq), and that no other sequence shares a cell that moves: a cell has
+        one position. What moves is written by the next decode; until then the sequence cannot be saved, nor extracted
+        from `keep` on.
         """
 
     def cut(self, seq: int, n: int) -> None:

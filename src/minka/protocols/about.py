@@ -82,7 +82,8 @@ def one_model_object(served: Served, name: str) -> dict[str, object]:
 
 def props_object(served: Served, server: ServerParams) -> dict[str, object]:
     """llama-server's `/props`."""
-    defaults = Job(id="", prompt=(), sampling=served.sampling, n_predict=-1)
+    generation = served.generation
+    defaults = Job(id="", prompt=(), sampling=served.sampling, n_keep=generation.n_keep, n_discard=generation.n_discard)
     body: dict[str, object] = {
         "default_generation_settings": {
             "params": settings_object(defaults, stream=False, full=False),

@@ -100,9 +100,8 @@ def decode_options(body: JsonObject, served: Served, *, supported: Collection[st
         raise RequestError(f'"n" must be at most {served.n_slots}, the number of slots', param="n")
     if generation.id_slot >= served.n_slots:
         raise RequestError(f'"id_slot" must be -1 to {served.n_slots - 1}', param="id_slot")
-    for name in ("n_indent", "n_keep", "n_discard"):
-        if getattr(generation, name) != getattr(served.generation, name):
-            raise UnsupportedError(f'field "{name}" is not supported yet; only the default is', param=name)
+    if generation.n_indent != served.generation.n_indent:
+        raise UnsupportedError('field "n_indent" is not supported yet; only the default is', param="n_indent")
     sampling = parse_fields(SamplingParams, body, served.sampling)
     if body.get("logit_bias") is not None:
         sampling = replace(sampling, logit_bias=decode_biases(body["logit_bias"], served.tokenizer))
@@ -139,6 +138,9 @@ def jobs(prompts: Sequence[Sequence[int]], options: Options, id: str) -> tuple[J
             prompt=tuple(prompt),
             sampling=replace(sampling, seed=seed % 2**32 if seed >= 0 else -1),
             n_predict=generation.n_predict,
+            n_keep=generation.n_keep,
+            n_discard=generation.n_discard,
+            n_cache_reuse=generation.n_cache_reuse,
             stop=generation.stop,
             t_max_predict_ms=generation.t_max_predict_ms,
             priority=Priority(generation.priority),

@@ -60,6 +60,16 @@ def progress_object(progress: Progress) -> dict[str, float]:
     }
 
 
+def progress_members(progress: Progress, *, timings: bool) -> dict[str, object]:
+    """What a chunk says of a prompt that is being computed, with the `timings` so far if they are wanted."""
+    members: dict[str, object] = {"prompt_progress": progress_object(progress)}
+    if timings:
+        n_computed = progress.processed - progress.cached
+        elapsed = progress.time_ms if n_computed else 0.0
+        members["timings"] = timings_object(Timings(progress.cached, prompt_n=n_computed, prompt_ms=elapsed))
+    return members
+
+
 def logprob_object(probs: TokenLogprobs, *, with_id: bool = False) -> dict[str, object]:
     """A token's entry in `logprobs.content`; llama-server's own route adds the ids."""
     return _logprob(probs.chosen, with_id) | {"top_logprobs": [_logprob(prob, with_id) for prob in probs.top]}

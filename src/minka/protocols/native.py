@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from minka.protocols.body import PROMPT_FIELD, JsonObject, Options, decode_options, decode_prompts, jobs, new_id
 from minka.protocols.exchange import frame
-from minka.protocols.measures import logprob_object, prob_object, progress_object, timings_object
+from minka.protocols.measures import logprob_object, prob_object, progress_members, timings_object
 from minka.protocols.route import Completion
 from minka.protocols.schema import COUNT, FLAG, TEXT, TOKEN, either, listed, record, ref, word
 from minka.protocols.served import Served
@@ -49,7 +49,7 @@ class NativeExchange:
                 yield frame(self._partial(transcript, event.text, [event.token], event))
             case Progress():
                 empty = self._partial(transcript, "", [], None)
-                yield frame(empty | {"prompt_progress": progress_object(event)})
+                yield frame(empty | progress_members(event, timings=self._options.generation.timings_per_token))
             case Finished():
                 if event.text:
                     yield frame(self._partial(transcript, event.text, [], None))

@@ -11,7 +11,7 @@ from minka.chat.prompt import decode_prompt, prompt_tokens
 from minka.errors import RequestError
 from minka.protocols.body import STREAM_OPTIONS_FIELD, JsonObject, Options, decode_options, jobs, new_id
 from minka.protocols.exchange import DONE, frame
-from minka.protocols.measures import logprob_object, progress_object, timings_object, usage_object
+from minka.protocols.measures import logprob_object, progress_members, timings_object, usage_object
 from minka.protocols.native import final_object, shown
 from minka.protocols.openai_completions import MAX_LOGPROBS, with_logprobs
 from minka.protocols.route import Completion
@@ -110,9 +110,9 @@ class ChatExchange:
         if not transcript.open_frames and isinstance(event, Token | Progress | Finished):
             transcript.open_frames = True
             first = {"role": "assistant", "content": None}
-            yield self._chunk(transcript, first, {} if not isinstance(event, Progress) else _progress(event))
+            yield self._chunk(transcript, first, {} if not isinstance(event, Progress) else self._progress(event))
         elif isinstance(event, Progress):
-            yield self._chunk(transcript, {"role": "assistant", "content": None}, _progress(event))
+            yield self._chunk(transcript, {"role": "assistant", "content": None}, self._progress(event))
         match event:
             case Token():
                 if event.text or event.logprobs:
@@ -123,6 +123,9 @@ class ChatExchange:
                 yield self._finish(transcript, event)
             case _:
                 pass
+
+    def _progress(self, event: Progress) -> dict[str, object]:
+        return progress_members(event, timings=self._options.generation.timings_per_token)
 
     def _text(self, transcript: Transcript, event: Token) -> bytes:
         extra: dict[str, object] = {}
@@ -156,10 +159,6 @@ class ChatExchange:
             timings = timings_object(self._transcripts.all[0].ended.timings)
             yield frame({"choices": []} | self._tail | {"usage": self._usage(), "timings": timings})
         yield DONE
-
-
-def _progress(event: Progress) -> dict[str, object]:
-    return {"prompt_progress": progress_object(event)}
 
 
 _MESSAGE = {

@@ -19,7 +19,7 @@ from minka.protocols.body import (
     new_id,
 )
 from minka.protocols.exchange import DONE, frame
-from minka.protocols.measures import progress_object, timings_object, usage_object
+from minka.protocols.measures import progress_members, timings_object, usage_object
 from minka.protocols.native import final_object, shown
 from minka.protocols.route import Completion
 from minka.protocols.schema import COUNT, NULL, NUMBER, TEXT, Field, between, either, listed, record, word
@@ -98,7 +98,8 @@ class CompletionsExchange:
                     yield frame(self._chunk(transcript, event))
             case Progress():
                 choice = self._choice(transcript, "", [], 0)
-                yield frame({"choices": [choice]} | self._head | {"prompt_progress": progress_object(event)})
+                members = progress_members(event, timings=self._options.generation.timings_per_token)
+                yield frame({"choices": [choice]} | self._head | members)
             case Finished():
                 if event.text:
                     yield frame({"choices": [self._choice(transcript, event.text, [], 0)]} | self._head)

@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING
 
 from minka import __version__
 from minka.params import ACCEPTED_FIELDS, GenerationParams, SamplingParams, rows
-from minka.protocols.route import Completion, Computed, Route, discover
-from minka.protocols.schema import FLAG, TEXT, Schema, body_of, listed, record, ref, row_properties, word
+from minka.protocols.cache import CACHE
+from minka.protocols.metrics import MEDIA_TYPE
+from minka.protocols.route import Completion, Prefill, Route, discover
+from minka.protocols.schema import COUNT, FLAG, TEXT, Field, Schema, body_of, listed, record, ref, row_properties, word
 from minka.protocols.shapes import SHARED
+from minka.protocols.slot_files import FIELDS, RESULT
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -30,7 +33,7 @@ DESCRIPTION = (
 PROBLEMS = {
     "400": "the request is wrong; `param` names the field",
     "401": "the API key is missing or wrong",
-    "404": "there is no such model",
+    "404": "there is no such model, or nothing of that name",
     "413": "the body is over the limit",
     "429": "the queue is full; try again after the seconds of the Retry-After header",
     "501": "the server was started without this",
@@ -41,7 +44,10 @@ PROBLEMS = {
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A route that tells of the server. `public`: needs no key. `optional`: 501 unless a flag allows it."""
+    """A route that tells of the server or acts on it. `public`: needs no key. `optional`: 501 unless a flag allows it.
+
+    `fields` are those of its body, which may be left out.
+    """
 
     paths: tuple[str, ...]
     summary: str
@@ -49,6 +55,7 @@ class Told:
     method: str = "get"
     media: str = JSON
     query: tuple[tuple[str, str], ...] = ()
+    fields: tuple[Field, ...] = ()
     public: bool = False
     optional: bool = False
 
@@ -66,6 +73,19 @@ TOLD = (
         query=(("fail_on_no_slot", "any value: 503 if no slot is free"),),
         optional=True,
     ),
+    Told(
+        ("/slots/{id_slot}",),
+        "Save what a slot holds to a file, restore it, or empty the slot",
+        RESULT,
+        method="post",
+        query=(("action", "save, restore or erase"),),
+        fields=FIELDS,
+        optional=True,
+    ),
+    Told(("/cache",), "What the prefix cache holds", CACHE, optional=True),
+    Told(("/cache",), "Drop everything that is not pinned", record(n_dropped=COUNT), method="delete", optional=True),
+    Told(("/cache/pins/{name}",), "Let go of a pinned prefix", record(success=FLAG), method="delete", optional=True),
+    Told(("/metrics",), "Counters for Prometheus", TEXT, media=MEDIA_TYPE, optional=True),
     Told(("/openapi.json",), "This document", {"type": "object"}, public=True),
     Told(("/docs",), "This document, for people", TEXT, media=HTML, public=True),
     Told(("/",), "A page to try the model", TEXT, media=HTML, public=True),
@@ -128,9 +148,12 @@ def _posts(routes: tuple[Route, ...]) -> Iterator[tuple[str, str, Object]]:
         problems = ["400", "401", "413", "503"]
         if isinstance(route, Completion):
             content["text/event-stream"] = {"schema": route.chunk}
+        if isinstance(route, Completion | Prefill):
             problems.insert(3, "429")
+        if isinstance(route, Prefill):
+            problems.insert(4, "501")
         operation: dict[str, object] = {
-            "tags": ["Generation" if isinstance(route, Completion) else "Text and tokens"],
+            "tags": [_tag(route)],
             "summary": route.summary,
             "requestBody": {"$ref": f"#/components/requestBodies/{_name(first)}"},
             "responses": _responses(content, problems),
@@ -139,16 +162,33 @@ def _posts(routes: tuple[Route, ...]) -> Iterator[tuple[str, str, Object]]:
             yield path, "post", operation | _alias(path, first)
 
 
+def _tag(route: Route) -> str:
+    match route:
+        case Completion():
+            return "Generation"
+        case Prefill():
+            return "Server"
+        case _:
+            return "Text and tokens"
+
+
 def _told() -> Iterator[tuple[str, str, Object]]:
     for route in TOLD:
         first, *_ = route.paths
-        problems = (["404"] if "{" in first else []) + (["501"] if route.optional else []) + ["503"]
+        problems = (
+            (["400"] if route.fields else [])
+            + (["404"] if "{name}" in first else [])
+            + (["501"] if route.optional else [])
+            + ["503"]
+        )
         operation: dict[str, object] = {
             "tags": ["Server"],
             "summary": route.summary,
             "parameters": _parameters(route),
             "responses": _responses({route.media: {"schema": route.result}}, problems),
         }
+        if route.fields:
+            operation["requestBody"] = {"content": {JSON: {"schema": body_of(route.fields)}}}
         if route.public:
             operation["security"] = [{}]
         for path in route.paths:
@@ -182,7 +222,7 @@ def _problem(text: str) -> Object:
     return {"description": text, "content": {JSON: {"schema": ref("Error")}}}
 
 
-def _body(route: Completion | Computed) -> Object:
+def _body(route: Route) -> Object:
     own = body_of(route.fields)
     schema: Schema = own
     if isinstance(route, Completion):

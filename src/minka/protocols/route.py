@@ -43,7 +43,19 @@ class Computed:
     result: Schema
 
 
-Route = Completion | Computed
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """`POST` routes whose prompt the engine computes and nothing more; none takes the parameter table's fields."""
+
+    paths: tuple[str, ...]
+    decode: Decode
+    summary: str
+    fields: tuple[Field, ...]
+    example: Mapping[str, object]
+    result: Schema
+
+
+Route = Completion | Computed | Prefill
 
 
 def discover() -> tuple[Route, ...]:

@@ -17,8 +17,8 @@ from starlette.staticfiles import StaticFiles
 from minka.errors import UsageError
 from minka.params import ServerParams
 from minka.protocols.body import decode_json
-from minka.protocols.route import Completion, Computed, Route, discover
-from minka.server import about, docs
+from minka.protocols.route import Completion, Computed, Prefill, Route, discover
+from minka.server import about, control, docs
 from minka.server.auth import KeyDoor, load_keys
 from minka.server.cors import CorsDoor
 from minka.server.doors import ErrorDoor, ReadyDoor, http_error
@@ -43,6 +43,7 @@ def build_app(params: ServerParams) -> App:
         for path in route.paths
     ]
     routes += about.routes(prefix)
+    routes += control.routes(prefix, params)
     routes += docs.routes(prefix)
     routes += _pages(prefix, params)
     pages = {prefix + path for path in docs.PATHS}
@@ -66,7 +67,7 @@ def build_app(params: ServerParams) -> App:
 async def _serve(route: Route, request: Request) -> Response:
     runtime = request.app.state.minka.loaded
     match route:
-        case Completion():
+        case Completion() | Prefill():
             return await complete(request, runtime, route.decode)
         case Computed():
             body = decode_json(await read_body(request))

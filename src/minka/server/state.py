@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 
 from minka.errors import UnavailableError
 from minka.params import ServerParams
 from minka.runtime import Runtime
+from minka.types import Counters
 
 
 @dataclass(slots=True)
 class State:
-    """`runtime` is set once, from the event loop's thread."""
+    """`runtime` is set once, from the event loop's thread. `started` is Unix time; `scraped` are the engine's counters
+    as `/metrics` told them last."""
 
     params: ServerParams
     runtime: Runtime | None = None
+    started: int = field(default_factory=lambda: int(time.time()))
+    scraped: Counters = field(default_factory=Counters)
 
     @property
     def loaded(self) -> Runtime:

@@ -109,7 +109,8 @@ def run_job(engine: Engine, job: Job, show: Show, stopper: Stopper, watch: Watch
                 watch(event)
             case Finished():
                 _add(event.text, pieces, show)
-                return Answer("".join(pieces), event.timings, event.n_past, event.reason, event.truncated)
+                is_full = event.truncated and event.reason is FinishReason.LIMIT
+                return Answer("".join(pieces), event.timings, event.n_past, event.reason, is_full)
             case _:
                 pass
     return Answer("".join(pieces), timings, n_past, signal=stopper.signal)
@@ -196,6 +197,9 @@ def make_job(
         prompt=tuple(tokens),
         sampling=tuning.sampling,
         n_predict=generation.n_predict,
+        n_keep=generation.n_keep,
+        n_discard=generation.n_discard,
+        n_cache_reuse=generation.n_cache_reuse,
         stop=generation.stop,
         t_max_predict_ms=generation.t_max_predict_ms,
         cache_prompt=generation.cache_prompt,

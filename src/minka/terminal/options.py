@@ -14,7 +14,7 @@ _PROMPT = "Prompt"
 
 OMITTED = (
     *("alias", "tags", "parallel", "kv_unified", "kv_unified_per_slot", "cont_batching"),
-    *("n_keep", "sse_ping_interval", "prefill_assistant", "verbosity"),
+    *("sse_ping_interval", "prefill_assistant", "verbosity"),
 )
 """Attributes of the table that mean nothing to a single user at a terminal, or that the classes here replace."""
 

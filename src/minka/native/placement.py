@@ -1,0 +1,132 @@
+"""Where the weights of a model go, beyond what ModelParams says: devices, tensors by name, lazy loading, metadata.
+
+Measuring tools need it; the engine leaves these choices to libllama. Patterns are libllama's: regular expressions that
+are searched in tensor names.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import ClassVar
+
+from minka.errors import UsageError
+from minka.native.devices import DeviceType, buffer_types, device_name, device_pointers, registry
+from minka.native.library import library
+
+LAZY_MODES = {"off": 0, "auto": 1, "on": 2}
+NUMA_MODES = {"distribute": 1, "isolate": 2, "numactl": 3}
+EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+DENSE_FFN = r"\.ffn_(up|down|gate)\."
+_KV_TAGS = {"int": 0, "float": 1, "bool": 2, "str": 3}
+
+
+class _Override(ctypes.Structure):
+    """llama_model_tensor_buft_override (llama.h); the last one of an array is empty."""
+
+    _fields_: ClassVar = [("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p)]
+
+
+@dataclass(frozen=True, slots=True)
+class KvOverride:
+    """Metadata to load the model with in place of the file's: `key` and an int, float, bool or str."""
+
+    key: str
+    value: int | float | bool | str
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """`devices` are names, empty for none but the CPU, None for libllama's choice. `overrides` are pairs of a tensor
+    name pattern and a buffer type, the first that fits counts. All is checked when the model is loaded.
+    """
+
+    devices: tuple[str, ...] | None = None
+    overrides: tuple[tuple[str, str], ...] = ()
+    lazy_mode: str = "auto"
+    metadata: tuple[KvOverride, ...] = ()
+
+    def apply(self, native: ctypes.Structure) -> None:
+        """Fill in llama_model_params. Raises UsageError for a device or buffer type that does not exist."""
+        known = buffer_types()
+        pointers = [_device(name) for name in self.devices or ()]
+        overrides = [_Override(pattern.encode(), _buffer_type(known, name)) for pattern, name in self.overrides]
+        devices = (ctypes.c_void_p * (len(pointers) + 1))(*pointers, None)
+        ended = (_Override * (len(overrides) + 1))(*overrides)
+        values: dict[str, object] = {"lazy_mode": LAZY_MODES[self.lazy_mode]}
+        if self.devices is not None:
+            values["devices"] = ctypes.addressof(devices)
+        if overrides:
+            values["tensor_buft_overrides"] = ctypes.addressof(ended)
+        if self.metadata:
+            values["kv_overrides"] = _metadata(self.metadata)
+        # C reads the arrays until the model is loaded, and their addresses alone do not keep them.
+        values["kept"] = devices, ended
+        for name, value in values.items():
+            setattr(native, name, value)
+
+
+def block_overrides(n_layer: int, pattern: str) -> tuple[tuple[str, str], ...]:
+    """Overrides that keep the tensors of the first `n_layer` layers that fit a pattern on the CPU."""
+    return tuple((rf"blk\.{layer}{pattern}", cpu_buffer_type()) for layer in range(n_layer))
+
+
+def cpu_buffer_type() -> str:
+    """The name of the CPU's buffer type."""
+    ggml = registry()
+    return bytes(ggml.ggml_backend_buft_name(ggml.ggml_backend_cpu_buffer_type())).decode()
+
+
+def init_numa(mode: str) -> None:
+    """Tell libllama how to spread threads over NUMA nodes. Before a model is loaded; it holds for the process."""
+    library().slow.llama_numa_init(NUMA_MODES[mode])
+
+
+def check_device(name: str) -> str:
+    """The name, if it is a device other than the CPU. Raises UsageError."""
+    _device(name)
+    return name
+
+
+def check_buffer_type(name: str) -> str:
+    """The name, if it is a buffer type. Raises UsageError."""
+    _buffer_type(buffer_types(), name)
+    return name
+
+
+def _device(name: str) -> int:
+    ggml = registry()
+    usable = {device_name(p): p for p in device_pointers() if ggml.ggml_backend_dev_type(p) != DeviceType.CPU}
+    if name not in usable:
+        listed = f"; there are {', '.join(usable)}" if usable else "; this build of libllama has none but the CPU"
+        raise UsageError(f"there is no device {name!r}{listed}")
+    return usable[name]
+
+
+def _buffer_type(known: dict[str, int], name: str) -> int:
+    if name not in known:
+        raise UsageError(f"there is no buffer type {name!r}; there are {', '.join(known)}")
+    return known[name]
+
+
+def _metadata(overrides: tuple[KvOverride, ...]) -> object:
+    slow = library().slow
+    array = (slow.llama_model_kv_override * (len(overrides) + 1))()  # the last one has an empty key
+    for entry, override in zip(array, overrides, strict=False):
+        value = override.value
+        kind = next(name for name, type_ in _KINDS if isinstance(value, type_))
+        entry.tag, entry.key = _KV_TAGS[kind], override.key.encode()
+        match kind:
+            case "bool":
+                entry.value.val_bool = value
+            case "int":
+                entry.value.val_i64 = value
+            case "float":
+                entry.value.val_f64 = value
+            case _:
+                entry.value.val_str = str(value).encode()
+    return array
+
+
+# bool before int, which it is one of.
+_KINDS: tuple[tuple[str, type], ...] = (("bool", bool), ("int", int), ("float", float), ("str", str))
