@@ -29,7 +29,7 @@ def test_what_is_done_soon_has_no_line(capsys: pytest.CaptureFixture[str]) -> No
         meter.print("result")
         meter.entry("[1]")
         meter.entry("[2]")
-    assert capsys.readouterr() == ("result\n[1][2]", "")
+    assert capsys.readouterr() == ("result\n[1][2]\n", "")
 
 
 def test_on_a_terminal_results_stand_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,7 @@ class Meter:
         self._start = self._last = clock()
         self._done = 0
         self._entries = ""
+        self._in_line = False
         self._bar: Progress | None = None
 
     def __enter__(self) -> Self:
@@ -58,7 +59,7 @@ class Meter:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
-        if self._entries:
+        if self._entries or self._in_line:
             print(self._entries, flush=True)
 
     def advance(self) -> None:
@@ -95,10 +96,13 @@ class Meter:
             hidden.refresh()
 
     def entry(self, text: str) -> None:
-        """Print results one after another on a line. Beside a bar they are kept until the line is full."""
+        """Print results one after another on a line, which ends with the work.
+
+        Beside a bar they are kept until the line is full.
+        """
         if self._bar is None or not sys.stdout.isatty():
             print(text, end="", flush=True)
-            self._entries = ""
+            self._in_line = True
             return
         if len(self._entries) + len(text) > shutil.get_terminal_size().columns:
             full, self._entries = self._entries, ""

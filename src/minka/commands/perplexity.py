@@ -149,8 +149,8 @@ def _perplexity(args: Namespace) -> int:
         sizes = f"n_ctx={run.windows.length}, n_batch={layout.n_batch}, n_seq={n_seq}"
         _say(f"{run.n_tokens} tokens, {len(run)} chunks, {sizes}")
         code = _drive(run, "chunks", _Chunks(len(run) / n_seq, options, args.ppl_output_type))
-    line = None if options.stride else final_line(run.result())
-    print("\n".join([*([""] if args.ppl_output_type == 0 else []), *([line] if line else [])]))
+    if not options.stride and (line := final_line(run.result())):
+        print(line)
     return code
 
 

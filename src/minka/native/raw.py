@@ -300,12 +300,12 @@ class RawContext:
     def adapt(self, adapters: Sequence[Adapter]) -> None:
         """Compute with these LoRA adapters and no others. Raises ModelError for a file that is none for this model."""
         loaded = [self._load(adapter) for adapter in adapters]
-        pointers = (ctypes.c_void_p * len(loaded))(*loaded)
+        pointers = (ctypes.POINTER(ctypes.c_void_p) * len(loaded))(*loaded)
         scales = (ctypes.c_float * len(loaded))(*[adapter.scale for adapter in adapters])
         if self._slow.llama_set_adapters_lora(self._open(), pointers, len(loaded), scales):
             raise NativeError("libllama could not apply the LoRA adapters")
 
-    def _load(self, adapter: Adapter) -> int:
+    def _load(self, adapter: Adapter) -> ctypes._Pointer[ctypes.c_void_p]:
         """An adapter, which belongs to the model and is freed with it."""
         if not adapter.path.is_file():
             raise ModelError(f"cannot load the LoRA adapter {adapter.path}: there is no such file")
@@ -314,7 +314,7 @@ class RawContext:
             if not loaded:
                 reason = next(iter(errors), "libllama gave no reason")
                 raise ModelError(f"cannot load the LoRA adapter {adapter.path}: {reason}")
-        return int(ctypes.cast(loaded, ctypes.c_void_p).value or 0)
+        return loaded  # type: ignore[no-any-return]
 
     def abort(self) -> None:
         """Make the running decode raise NativeError soon (on the CPU; other devices finish). From any thread."""
