@@ -231,6 +231,9 @@ class FakeBackend:
         self._batch.append(Chunk(seq, tuple(tokens), pos, logits, first))
         return first + len(tokens) - 1
 
+    def warm_up(self) -> None:
+        self._enter()
+
     def decode(self) -> Decoded:
         self._enter()
         self._need(bool(self._batch), "an empty batch was decoded")

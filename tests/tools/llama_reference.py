@@ -47,11 +47,13 @@ class Llama:
     def _product(self, name: str, x: Floats, expert: int | None = None) -> Floats:
         weight = self.w[f"{name}.weight"]
         self.seen[f"{name}.weight"][expert or 0].append(x)
-        return x @ (weight if expert is None else weight[expert]).T  # type: ignore[no-any-return]
+        return x @ (weight if expert is None else weight[expert]).T
 
     def _attention(self, blk: str, x: Floats) -> Floats:
         q, k, v = (self._product(f"{blk}.attn_{part}", x) for part in "qkv")
-        q, k, v = (part.reshape(len(x), heads, -1) for part, heads in ((q, self.n_head), (k, self.n_kv), (v, self.n_kv)))
+        q, k, v = (
+            part.reshape(len(x), heads, -1) for part, heads in ((q, self.n_head), (k, self.n_kv), (v, self.n_kv))
+        )
         q, k = _rotate(q), _rotate(k)
         group = self.n_head // self.n_kv
         scores = np.einsum("thd,shd->hts", q, np.repeat(k, group, axis=1)) / np.sqrt(q.shape[-1])
@@ -77,12 +79,15 @@ class Llama:
 
 
 def _norm(x: Floats, weight: Floats) -> Floats:
-    return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-5) * weight  # type: ignore[no-any-return]
+    scale: Floats = np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-5)
+    normed: Floats = x / scale * weight
+    return normed
 
 
 def _softmax(x: Floats) -> Floats:
-    e = np.exp(x - x.max(axis=-1, keepdims=True))
-    return e / e.sum(axis=-1, keepdims=True)  # type: ignore[no-any-return]
+    e: Floats = np.exp(x - x.max(axis=-1, keepdims=True))
+    shares: Floats = e / e.sum(axis=-1, keepdims=True)
+    return shares
 
 
 def _rotate(x: Floats) -> Floats:

@@ -5,6 +5,7 @@ Flags, environment variables and routes are llama-server's, so that its command 
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from argparse import ArgumentParser, Namespace
@@ -56,8 +57,10 @@ def run(args: Namespace) -> int:
         if stop.is_set():
             raise UnavailableError("the server is stopping")
 
-    with ThreadPoolExecutor(1, "minka-load") as loader:
-        return _run(_serve(app, params, sockets, loader.submit(load, wanted, check), stop))
+    loader = ThreadPoolExecutor(1, "minka-load")
+    loading = loader.submit(load, wanted, check)
+    loader.shutdown(wait=False)  # its thread ends with the load, and OpenMP's threads for it as well
+    return _run(_serve(app, params, sockets, loading, stop))
 
 
 def _run(main: Coroutine[None, None, int]) -> int:
@@ -100,6 +103,9 @@ async def _started(app: App, model: Future[Runtime], urls: list[str]) -> Runtime
     import asyncio
 
     runtime = await asyncio.wrap_future(model)
+    # What start-up made lives for ever; the collector need not walk over it while streams wait.
+    gc.collect()
+    gc.freeze()
     app.state.minka.runtime = runtime
     served = runtime.served
     log.info("listening on %s", ", ".join(urls))

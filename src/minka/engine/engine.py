@@ -282,6 +282,7 @@ class Engine:
 
     def _prepare(self) -> None:
         """What needs an empty context and may take a while: whether states can be cut, what the disk tier has."""
+        self._backend.warm_up()
         if self._config.memory.limit:
             log.debug("states are kept %s", "in blocks" if self._backend.sliceable else "as a whole")
         if self._archive is not None:

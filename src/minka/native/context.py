@@ -75,8 +75,7 @@ class Context:
         self.n_ubatch = int(self._slow.llama_n_ubatch(self._context))
         self._n_outputs_max = native.n_outputs_max or self.n_batch
         self._batch = Batch(self._lib, max(self.n_batch, self.n_seq_max))
-        if params.warmup:
-            self._warm_up()
+        self._wants_warmup = params.warmup
 
     def _native_params(self, params: ContextParams, n_ctx: int) -> llama_context_params:
         native = self._slow.llama_context_default_params()
@@ -102,8 +101,10 @@ class Context:
         native.yarn_beta_slow, native.yarn_beta_fast = params.yarn_beta_slow, params.yarn_beta_fast
         return native  # type: ignore[no-any-return]
 
-    def _warm_up(self) -> None:
-        """Decode two tokens and forget them: the first decode of a process pages the weights in."""
+    def warm_up(self) -> None:
+        """See `protocol.Backend.warm_up`. Nothing if the parameters say so."""
+        if not self._wants_warmup:
+            return
         vocab = self.vocab
         tokens = [t for t in (vocab.bos, vocab.eos) if t >= 0] or [0]
         self._batch.add(0, tokens[: self.n_batch], 0, 1)
