@@ -210,15 +210,16 @@ def test_an_action_waits_for_its_slot_while_others_are_served(slots: Path) -> No
         runtime = fake_runtime(backend, memory=KEPT)
         with Live(runtime, ServerParams(slot_save_path=str(slots))) as live, live.connect() as talk:
             body = {"prompt": STORY, "n_predict": 300, "stream": True, "id_slot": 0, "ignore_eos": True}
-            stream = events(talk.post("/completion", **body))
-            next(stream)
+            backend.gate.let(1)
+            next(events(talk.post("/completion", **body)))
             backend.gate.let(20)
             with live.connect() as waiting, live.connect() as other:
                 waiting.send("/slots/0?action=save", filename="a")
                 backend.gate.wait_held()
+                other.send("/completion", prompt="Quick.", n_predict=3, id_slot=1)
+                _until_open(live, 2)
                 backend.gate.let(40)
-                answer = other.post("/completion", prompt="Quick.", n_predict=3, id_slot=1)
-                assert answer.status == 200
+                assert other.answer().status == 200
                 backend.gate.wait_held()
                 assert not (slots / "a").exists()
                 backend.gate.open()
@@ -231,6 +232,7 @@ def test_a_client_that_goes_takes_its_order_back(slots: Path) -> None:
     with FakeBackend(n_seq_max=1, n_ctx=1024) as backend:
         runtime = fake_runtime(backend, memory=KEPT)
         with Live(runtime, ServerParams(slot_save_path=str(slots))) as live, live.connect() as talk:
+            backend.gate.let(1)
             stream = events(talk.post("/completion", prompt=STORY, n_predict=100, stream=True, ignore_eos=True))
             next(stream)
             waiting = live.connect()
@@ -253,6 +255,16 @@ def _until_waits(live: Live, backend: FakeBackend, *, waits: bool) -> None:
         with live.connect() as connection:
             _ask_health(connection)
     raise AssertionError("the command neither came nor went")
+
+
+def _until_open(live: Live, n: int) -> None:
+    """Until the engine has been given so many jobs."""
+    for _ in range(1000):
+        if live.runtime.engine.n_open == n:
+            return
+        with live.connect() as connection:
+            _ask_health(connection)
+    raise AssertionError(f"the engine has {live.runtime.engine.n_open} jobs, not {n}")
 
 
 def _ask_health(connection: Connection) -> None:
