@@ -224,6 +224,20 @@ def test_cells_that_another_sequence_shares_are_not_moved() -> None:
         r.expect_solo()
 
 
+def test_nobody_waits_for_what_is_not_what_it_would_compute() -> None:
+    """A slot that goes on from moved text computes nothing that another one could take."""
+    with Rig(FakeBackend(n_seq_max=2, n_ctx=1024, n_batch=16)) as r:
+        r.run(job("before", SYSTEM + TURNS[0] + TURNS[1], 2))
+        r.submit(job("moved", SYSTEM + TURNS[1] + TURNS[2] + TURNS[3], 2, n_cache_reuse=16))
+        r.step()
+        assert 0 < r.inbox.started("moved").n_cached < len(SYSTEM + TURNS[1]) + 20
+        r.submit(job("exact", SYSTEM + TURNS[1] + TURNS[2] + TURNS[3], 2))
+        r.step()
+        assert [slot.wait for slot in r.slots()] == [None, None]
+        r.run()
+        r.expect_solo()
+
+
 @pytest.mark.parametrize("memory", ["recurrent", "window"])
 def test_a_model_that_cannot_is_refused_by_name(fake_backend: Callable[..., FakeBackend], memory: str) -> None:
     with pytest.raises(NotSupportedError, match="--cache-reuse cannot be used"):

@@ -192,6 +192,20 @@ def test_cells_that_nobody_shares_any_more_are_moved() -> None:
         r.expect_solo("first")
 
 
+def test_a_state_that_was_shared_is_computed_again_as_a_whole() -> None:
+    """A recurrent state cannot be cut back to what a shift keeps."""
+    backend = FakeBackend(unified=True, n_seq_max=2, n_ctx=512, memory="recurrent")
+    backend.n_ctx_seq = 64
+    with Rig(backend, shifts=True) as r:
+        r.submit(job("long", STORY[:40], 100, n_keep=4, n_discard=2))
+        r.step_until(lambda: len(r.inbox.tokens("long")) > 3)
+        r.submit(job("on", [*backend.held(0), 97, 98], 30, n_keep=4))
+        r.step_until(lambda: bool(r.inbox.tokens("on")))
+        assert r.inbox.started("on").n_cached > 40
+        r.run()
+        r.expect_solo()
+
+
 def test_a_shared_beginning_that_stays_is_shared_on() -> None:
     with Rig(FakeBackend(unified=True, n_seq_max=2, n_ctx=128), shifts=True) as r:
         prompt = [97 + digest([i]) % 20 for i in range(40)]

@@ -76,7 +76,7 @@ class Sequences:
         found = self._fetch(slot, run, n) if not shifts else None
         if found is not None and (found.state or not self._backend.kv_unified):
             n, source = 0, -1  # it is restored as a whole, so nothing has to be copied into it before
-        if shifts or source != slot.id or n < slot.n_past:
+        if source != slot.id or n < slot.n_past:
             self._keep(slot)
         try:
             if source in (-1, slot.id):
