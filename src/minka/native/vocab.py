@@ -11,6 +11,7 @@ from functools import cached_property
 
 from minka.errors import NativeError, RequestError
 from minka.native.library import Library
+from minka.types import FimTokens
 
 _INT32_MAX = 2**31 - 1
 
@@ -45,6 +46,15 @@ class Vocab:
         count = ctypes.c_int32(0)
         ids = self._slow.llama_vocab_get_suppress_tokens(self._vocab, ctypes.byref(count))
         return tuple(int(ids[i]) for i in range(count.value)) if count.value > 0 else ()
+
+    @cached_property
+    def fim(self) -> FimTokens | None:
+        """The tokens of fill-in-the-middle prompts; None if one of the three that are needed is missing."""
+        names = ("pre", "suf", "mid", "rep", "sep")
+        prefix, suffix, middle, repo, separator = (
+            int(getattr(self._slow, f"llama_vocab_fim_{name}")(self._vocab)) for name in names
+        )
+        return FimTokens(prefix, suffix, middle, repo, separator) if min(prefix, suffix, middle) >= 0 else None
 
     def check(self, token: int) -> int:
         """The token, if it is one. Raises RequestError if it is outside the vocabulary."""
