@@ -40,7 +40,7 @@ class KeyDoor:
         if scope["type"] == "http" and self._keys and scope["path"] not in self._public:
             key = self._key(Headers(scope=scope))
             if key is None:
-                await error_response(AuthenticationError("Invalid API Key"))(scope, receive, send)
+                await error_response(AuthenticationError("Invalid API Key"), scope)(scope, receive, send)
                 return
             scope.setdefault("state", {})["tenant"] = f"key {key}"
         await self._app(scope, receive, send)
