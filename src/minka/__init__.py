@@ -17,6 +17,10 @@ __all__ = ["LLM", "AsyncLLM", "CompletionOutput", "EmbeddingOutput", "RequestOut
 __version__ = VERSION
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -505,7 +505,7 @@ class ContextParams:
     flash_attn: str = param(
         "auto", "-fa", "--flash-attn", env="LLAMA_ARG_FLASH_ATTN", choices=("on", "off", "auto"), syntax=Syntax.SWITCH,
         metavar="on|off|auto",
-        doc="flash attention")
+        doc="flash attention; auto is off on a CPU, where it is slower, and on elsewhere")
     cache_type_k: str = param(
         "f16", "-ctk", "--cache-type-k", env="LLAMA_ARG_CACHE_TYPE_K", choices=CACHE_TYPES, metavar="TYPE",
         doc="type of the keys in the KV cache")

@@ -421,7 +421,10 @@ class Matcher(Protocol):
     """A job's constraint at work: it follows the generated tokens. One thread uses it."""
 
     def apply(self, logits: NDArray[np.float32]) -> None:
-        """Set the logits of all tokens that must not come next to minus infinity; shape (n_vocab,), in place."""
+        """Set the logits of all tokens that must not come next to minus infinity; shape (n_vocab,), in place.
+
+        Raises RequestError for a grammar that cannot be followed any further.
+        """
 
     def forced(self) -> Sequence[int]:
         """The tokens that have to come next because nothing else may; often none. Changes nothing.

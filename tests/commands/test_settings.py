@@ -62,3 +62,8 @@ def test_only_a_server_embeds() -> None:
     assert made.embedding == EmbeddingParams(rerank=True, pooling="cls", embd_normalize=-1)
     assert serving("").embedding == EmbeddingParams()
     assert chatting("").embedding is None
+
+
+def test_a_verbose_server_adds_the_native_answer() -> None:
+    assert serving("-v").generation.verbose
+    assert not serving("").generation.verbose

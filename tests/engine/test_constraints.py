@@ -10,7 +10,7 @@ import pytest
 from minka.engine.engine import Engine
 from minka.engine.memory import MemoryConfig
 from minka.engine.picking import MAX_FORCED
-from minka.errors import NotSupportedError, RequestError
+from minka.errors import NativeError, NotSupportedError, RequestError
 from minka.params import SamplingParams
 from minka.types import Constraint, FinishReason, Job, Thinking, Token, TokenLogprobs
 from tests.engine.rig import GREEDY, Recorder, Rig, job
@@ -176,6 +176,14 @@ def test_no_token_is_left(guided: Rigs) -> None:
     assert isinstance(error, RequestError)
     assert "leave no token" in error.message
     r.expect_all_idle()
+
+
+def test_a_model_without_numbers_is_not_the_fault_of_the_grammar() -> None:
+    with Rig(FakeBackend(nan=lambda _tokens: True), constraints=FakeConstraints()) as rig:
+        rig.run(bound("a", grammar="??"))
+        error = rig.inbox.error("a")
+        assert isinstance(error, NativeError)
+        assert "no usable logits" in error.message
 
 
 def test_an_engine_without_constraints_refuses() -> None:

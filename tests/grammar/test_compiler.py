@@ -14,7 +14,7 @@ from minka.grammar.bodies import gbnf, json_schema, lark, regex, source
 from minka.grammar.compiler import Grammars
 from minka.grammar.jail import Jail
 from minka.grammar.matcher import forbid
-from minka.types import Constraint
+from minka.types import Constraint, Matcher
 from tests.fake_vocab import EOS, FakeVocab, tokens_of
 from tests.grammar.matching import GRAMMARS, allowed, started
 
@@ -207,3 +207,23 @@ def test_an_unusable_grammar_names_its_field() -> None:
     assert caught.value.param == "lark"
     with pytest.raises(RequestError):
         GRAMMARS.start(Constraint())
+
+
+def test_a_piece_that_is_too_long_for_the_trie_is_left_out() -> None:
+    matcher = started(source("/a{6000}/"), Grammars(FakeVocab([b"a" * 5_000, b"aa"])))
+    assert allowed(matcher, 261) == [260]
+    assert set(matcher.forced()) == {260}
+    matcher.accept(260)
+
+
+def test_a_grammar_that_grows_too_large_on_the_way_is_the_fault_of_the_request() -> None:
+    matcher = started(source("/(a?){5000}a{5000}/"))
+    with pytest.raises(RequestError, match="followed any further"):
+        follow(matcher, b"a" * 100)
+
+
+def follow(matcher: Matcher, text: bytes) -> None:
+    """Mask and accept, byte by byte."""
+    for byte in text:
+        allowed(matcher)
+        matcher.accept(byte)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from time import perf_counter
+
 import pytest
 
 from minka.errors import NativeError
 from minka.grammar.bodies import source
 from minka.grammar.compiler import Grammars
-from minka.grammar.lazy import Triggers, lazy, pattern_problem, split
+from minka.grammar.lazy import Triggers, lazy, patterns_problem, split
 from minka.types import Constraint, Matcher
 from tests.fake_vocab import FakeVocab
 from tests.grammar.matching import GRAMMARS, allowed
@@ -74,11 +77,46 @@ def test_triggers_travel_with_the_source() -> None:
     assert split(GRAMMAR) == (None, GRAMMAR)
 
 
-@pytest.mark.parametrize("pattern", ["(", "(a+)+", "a*b*c*d*", "((a*))*"])
+EXPENSIVE = (
+    *("(", "(a+)+", "a*b*c*d*", "((a*))*", "x*x*y", "(a|b|.)*#", "(?:.?){2000}#", ".?" * 30 + "#", "(.|.|.){30}#"),
+    *("(.?.?.?){9}#", "(?#[)(a*)*b", "(?x)(a*)*  # [", "[]a]*[^]b]*#", r"(.*)\1", "(?P<n>.)(?P=n)", "x" * 501),
+)
+
+
+@pytest.mark.parametrize("pattern", EXPENSIVE)
 def test_patterns_that_could_take_forever_are_refused(pattern: str) -> None:
-    assert pattern_problem(pattern)
+    assert patterns_problem(Triggers(patterns=(pattern,)))
 
 
-@pytest.mark.parametrize("pattern", ["<tool>", "^\\s*(\\{)", "(<a>|<b>)[\\s\\S]*", "\\*\\+\\*\\+"])
+USUAL = (
+    *("<tool>", r"^\s*(\{)", r"(<a>|<b>)[\s\S]*", r"\*\+\*\+", r"[\s\S]*?(<tool_call>)", r"(?i)(?:```(?:json)?\n)?\{"),
+    *("[*+?]{2}[]|(]{3}", "(?=<)(?P<call><function=)", "a{,3}{b}"),
+)
+
+
+@pytest.mark.parametrize("pattern", USUAL)
 def test_usual_patterns_are_taken(pattern: str) -> None:
-    assert pattern_problem(pattern) == ""
+    assert patterns_problem(Triggers(patterns=(pattern,))) == ""
+
+
+def test_a_pattern_for_the_whole_text_may_repeat_twice() -> None:
+    pattern = r"[\s\S]*</think>\s*(<tool_call>)"
+    assert patterns_problem(Triggers(full_patterns=(pattern,))) == ""
+    assert "too many ways" in patterns_problem(Triggers(patterns=(pattern,)))
+
+
+def test_all_patterns_together_have_a_limit() -> None:
+    few = Triggers(patterns=("a*b",) * 4)
+    assert patterns_problem(few) == ""
+    assert "too many ways" in patterns_problem(replace(few, patterns=("a*b",) * 20))
+
+
+@pytest.mark.parametrize("pattern", [r"[\s\S]*?(<tool_call>)", "(.|[^#]){2}[^#]*#"])
+def test_what_is_taken_is_quick(pattern: str) -> None:
+    """A pattern that is tried at every place of a text, all in vain."""
+    assert patterns_problem(Triggers(patterns=(pattern,))) == ""
+    matcher = begin(Triggers(patterns=(pattern,)), Grammars(FakeVocab([b"abcd" * 250])))
+    matcher.accept(259)
+    began = perf_counter()
+    matcher.accept(259)
+    assert perf_counter() - began < 2.0

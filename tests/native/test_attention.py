@@ -21,6 +21,11 @@ def test_on_a_cpu_the_plain_kernel_is_chosen() -> None:
     assert plain()
 
 
+def test_many_sequences_in_one_pool_of_cells_keep_the_flash_kernel() -> None:
+    assert prefers_plain(ContextParams(), on_cpu=True, n_head=9, n_kv=8192, n_sharing=4)
+    assert not prefers_plain(ContextParams(), on_cpu=True, n_head=9, n_kv=8192, n_sharing=5)
+
+
 def test_not_against_the_user_and_not_on_a_gpu() -> None:
     assert not plain(flash_attn="on")
     assert not plain(flash_attn="off")  # libllama does that by itself

@@ -209,6 +209,18 @@ def test_responses_outlive_the_server(tmp_path: Path) -> None:
         assert after.json()["usage"]["input_tokens"] > body["usage"]["input_tokens"]
 
 
+def test_a_key_keeps_its_responses_when_other_keys_come_and_go(tmp_path: Path) -> None:
+    kept = ServerParams(data_dir=str(tmp_path))
+    with Site(ServerParams(api_key=("one", "two")), fake_runtime(made_backend())) as site:
+        site.app.state.minka.responses = store = open_store(kept)
+        one, two = (site.post(PATH, {"input": "hi"}, x_api_key=key).json()["id"] for key in ("one", "two"))
+        store.close()
+    with Site(ServerParams(api_key=("two", "new")), fake_runtime(made_backend())) as site:
+        site.app.state.minka.responses = open_store(kept)
+        found = [site.get(f"{PATH}/{id}", x_api_key=key).status_code for id in (one, two) for key in ("two", "new")]
+        assert found == [404, 404, 200, 404]
+
+
 def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(UsageError):

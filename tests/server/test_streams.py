@@ -317,6 +317,30 @@ async def test_work_that_is_stopped_before_it_began_has_ended_all_the_same() -> 
     assert await read(stream) == b""
 
 
+@asynchronous
+async def test_of_several_that_take_a_name_at_once_the_last_one_has_it_alone() -> None:
+    streams, running = Streams(), set[int]()
+
+    async def begin(number: int) -> None:
+        async def work(_stream: Stream) -> None:
+            running.add(number)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                for _ in range(number):  # ending takes its time
+                    await asyncio.sleep(0)
+                running.remove(number)
+
+        streams.start(await streams.open(KEY), work, lambda _error: None)
+        await asyncio.sleep(0)
+
+    await begin(5)
+    await asyncio.gather(*(begin(number) for number in (3, 4, 2, 1)))
+    assert len(running) == 1
+    await streams.close()
+    assert not running
+
+
 @pytest.mark.parametrize("error", [NativeError("broken"), ZeroDivisionError("a secret")])
 @asynchronous
 async def test_work_that_fails_is_told_and_the_stream_ends(error: Exception) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import cast
 
+import httpx
 import pytest
 
 from minka.chat.formats.find import find_format
@@ -14,9 +17,10 @@ from minka.engine.engine import Engine, EngineConfig
 from minka.engine.memory import MemoryConfig
 from minka.grammar.compiler import Grammars
 from minka.native.model import Model
+from minka.params import ServerParams
 from minka.runtime import Runtime
 from tests.chat.test_turn import OPENS
-from tests.fakes import FakeBackend
+from tests.fakes import WAIT, FakeBackend
 from tests.protocols.values import made_served
 from tests.server.site import CHAT, MESSAGES, Connection, Live, events
 
@@ -72,11 +76,20 @@ def begin(talk: Connection, backend: FakeBackend, **fields: object) -> tuple[str
     return id, stream
 
 
+def wait_for_message(live: Live) -> None:
+    """Wait until the engine, which stands still in a decode, has been told of something."""
+    messages, deadline = live.runtime.engine._messages, time.monotonic() + WAIT
+    while messages.empty():
+        assert time.monotonic() < deadline, "the engine was told of nothing"
+        time.sleep(0.001)
+
+
 def test_reasoning_ends_when_the_client_says_so(live: Live, backend: FakeBackend) -> None:
     with live.connect() as talk:
         id, stream = begin(talk, backend, reasoning_control=True)
         with live.connect() as other:
             other.send(CONTROL, id=id, action="reasoning_end")
+            wait_for_message(live)
             backend.gate.open()
             answer = other.answer()
             assert (answer.status, json.loads(answer.read())) == (200, {"success": True})
@@ -92,6 +105,27 @@ def test_an_answer_that_did_not_ask_for_it_is_left_alone(live: Live, backend: Fa
         status, answer = control(live, id=id, action="reasoning_end")
         assert (status, answer["success"]) == (200, False)
         assert not told(stream)["content"]
+
+
+def test_the_answer_of_another_key_is_none_of_the_client_s(backend: FakeBackend) -> None:
+    engine = Engine(backend, EngineConfig(memory=MemoryConfig(), check=True))
+    served = made_served(backend.vocab, n_ctx=backend.n_ctx_seq, n_slots=2, template=OPENS)
+    runtime = Runtime(cast("Model", _NoModel()), engine, served)
+    body = {"messages": MESSAGES, "max_tokens": 80, "stream": True, "ignore_eos": True}
+    said = []
+    with Live(runtime, ServerParams(api_key=("one", "two"))) as live, ThreadPoolExecutor() as pool:
+        backend.gate.let(3)
+        with httpx.stream("POST", live.url + CHAT, json=body, headers={"x-api-key": "one"}, timeout=WAIT) as answer:
+            lines = answer.iter_lines()  # as long as it is kept, the client is there
+            ask = {"id": json.loads(next(lines)[6:])["id"], "action": "reasoning_end"}
+            for key in ("one", "two"):
+                backend.gate.wait_held()
+                asked = pool.submit(httpx.post, live.url + CONTROL, json=ask, headers={"x-api-key": key}, timeout=WAIT)
+                wait_for_message(live)
+                backend.gate.let(1)
+                said.append(asked.result(WAIT).json()["message"])
+            backend.gate.open()
+    assert said == ["reasoning control not enabled for this completion", "no active completion for this id"]
 
 
 def test_nothing_of_this_name_is_being_written(live: Live) -> None:

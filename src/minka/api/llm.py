@@ -180,8 +180,12 @@ def _telling(place: int) -> Iterator[None]:
 
 def many_prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     """All prompts of a call. A list whose first item is a number is one prompt."""
+    if not isinstance(prompts, Sequence):
+        raise RequestError(f"prompts must be texts or token ids, but are {type(prompts).__name__}", param="prompt")
     if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
         return [cast("Prompt", prompts)]
+    if (bad := next((item for item in prompts if not isinstance(item, Sequence)), None)) is not None:
+        raise RequestError(f"a prompt must be a text or token ids, but one is {bad!r}", param="prompt")
     return cast("Sequence[Prompt]", prompts)
 
 

@@ -118,7 +118,7 @@ async def _started(app: App, model: Future[Runtime], urls: list[str]) -> Runtime
     served = runtime.served
     log.info("listening on %s", ", ".join(urls))
     log.info(
-        "model %s (%s), context %d tokens in each of %d slots",
+        "model %s (%s), context of up to %d tokens in each of %d slots",
         served.model.name,
         served.model.description,
         served.n_ctx,

@@ -15,6 +15,7 @@ from minka.params import (
     ContextParams,
     EmbeddingParams,
     GenerationParams,
+    LogParams,
     LoraParams,
     ModelParams,
     SamplingParams,
@@ -56,4 +57,4 @@ def _one_buffer_a_slot(params: ContextParams, server: ServerParams | None) -> Co
 def _generation(args: Namespace) -> GenerationParams:
     """With `-v`, OpenAI answers carry the native one as well, as llama-server's do."""
     params = resolve(args, GenerationParams, os.environ)
-    return replace(params, verbose=True) if getattr(args, "verbose", False) else params
+    return replace(params, verbose=True) if resolve(args, LogParams, os.environ).verbose else params

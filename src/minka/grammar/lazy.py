@@ -13,12 +13,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from minka.grammar.backtracking import steps
 from minka.types import Matcher
 
 _HEADER = "// begins at: "
 
 WINDOW = 2_000
 """Characters at the end of the text in which a pattern is looked for."""
+
+MAX_STEPS = 2e7
+"""Steps of all patterns of a text together, after one token: some 100 ms at the very worst."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +61,16 @@ def split(grammar: str) -> tuple[Triggers | None, str]:
     return Triggers(tokens, words, patterns, full_patterns), source
 
 
-def pattern_problem(pattern: str) -> str:
-    """Why a pattern cannot be searched for in bounded time, empty if it can."""
-    try:
-        re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        return f"is no regular expression ({error})"
-    if len(re.findall(r"(?<!\\)(?:\\\\)*[*+}]", pattern)) > 2:
-        return "has more than two repetitions"
-    if re.search(r"[*+}]\??\)+(?:[*+]|\{)", pattern):
-        return "repeats a repetition"
+def patterns_problem(triggers: Triggers) -> str:
+    """Why the patterns cannot be searched for after each token, empty if they can."""
+    n_steps = 0.0
+    for pattern in (*triggers.patterns, *triggers.full_patterns):
+        try:
+            n_steps += steps(pattern, WINDOW) * (WINDOW if pattern in triggers.patterns else 1)
+        except ValueError as error:
+            return f"the pattern {pattern[:80]!r} {error}"
+        if n_steps > MAX_STEPS:
+            return f"the pattern {pattern[:80]!r} can match in too many ways: repeat and choose less in it"
     return ""
 
 

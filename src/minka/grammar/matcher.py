@@ -9,7 +9,10 @@ from llguidance import LLMatcher
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from numpy.typing import NDArray
 
-from minka.errors import NativeError
+from minka.errors import NativeError, RequestError
+
+_TOO_LARGE = ("lexer error", "too many", "too complex", "too big", "max is")
+"""What llguidance says at its limits. A token that may not come is an error of other words."""
 
 _NEVER = np.float32(-np.inf)
 _BITS = np.arange(32, dtype=np.int32)
@@ -68,7 +71,7 @@ class GrammarMatcher:
         self.is_fresh = True
 
     def apply(self, logits: NDArray[np.float32]) -> None:
-        """See Matcher. Raises NativeError if the grammar has become too large to follow."""
+        """See Matcher. Raises RequestError if the grammar has become too large to follow."""
         if not self.is_fresh:
             self.fill()
         self._check()
@@ -79,10 +82,11 @@ class GrammarMatcher:
         return self.native.compute_ff_tokens()
 
     def accept(self, token: int) -> None:
-        """See Matcher."""
+        """See Matcher. Raises RequestError as `apply` does."""
         self.is_fresh = False
         if not self.native.consume_token(token):
-            self._check()
+            if any(words in self.native.get_error() for words in _TOO_LARGE):
+                self._check()
             raise NativeError(f"token {token} does not match the grammar")
 
     @property
@@ -96,4 +100,4 @@ class GrammarMatcher:
 
     def _check(self) -> None:
         if self.native.is_error():
-            raise NativeError(f"the grammar cannot be followed any further: {self.native.get_error().splitlines()[0]}")
+            raise RequestError(f"the grammar cannot be followed any further: {self.native.get_error().splitlines()[0]}")

@@ -12,6 +12,9 @@ from minka.types import Tokenizer
 _SPECIAL = b"\xff"
 """llguidance's mark of a token that no text matches, only its number does."""
 
+_MAX_PIECE = 1_000
+"""Bytes of a piece that a grammar may use: llguidance's trie is at most 1,024 deep."""
+
 
 class Vocabulary:
     """The tokens of a model. Making one takes about 3 ms per 1,000 tokens, so it is made once."""
@@ -35,13 +38,14 @@ class Vocabulary:
         return self._longest_first(want)
 
     def _spells(self, tokens: Sequence[int], want: bytes) -> bool:
-        return self._tokenizer.detokenize(tokens, special=True) == want
+        short = all(len(self._tokenizer.piece(token, special=True)) <= _MAX_PIECE for token in tokens)
+        return short and self._tokenizer.detokenize(tokens, special=True) == want
 
     def _longest_first(self, want: bytes) -> list[int]:
         """The longest piece at each place; bytes that no token has are left out."""
         if self._longest is None:
             pieces = ((self._tokenizer.piece(token, special=False), token) for token in range(self._tokenizer.n_tokens))
-            self._longest = {piece: token for piece, token in pieces if piece}
+            self._longest = {piece: token for piece, token in pieces if 0 < len(piece) <= _MAX_PIECE}
         most = max(map(len, self._longest), default=1)
         tokens: list[int] = []
         at = 0
@@ -72,4 +76,6 @@ class _Wrapper:
 
 def _piece(token: int, tokenizer: Tokenizer) -> bytes:
     piece = tokenizer.piece(token, special=True)
+    if len(piece) > _MAX_PIECE:
+        return b""  # which no text can contain
     return _SPECIAL + piece if is_special(token, tokenizer) else piece

@@ -113,8 +113,9 @@ class Context:
 
     def _choose_attention(self, native: llama_context_params, params: ContextParams, n_ctx: int) -> None:
         n_kv = n_ctx if self.kv_unified else -(-n_ctx // self.n_seq_max)
+        n_sharing = self.n_seq_max if self.kv_unified else 1
         on_cpu = not (self._lib.supports_gpu and params.kv_offload)
-        if prefers_plain(params, on_cpu=on_cpu, n_head=self.model.n_head, n_kv=n_kv):
+        if prefers_plain(params, on_cpu=on_cpu, n_head=self.model.n_head, n_kv=n_kv, n_sharing=n_sharing):
             native.flash_attn_type, native.n_ubatch = FLASH_ATTN["off"], min(native.n_ubatch, SHORT_UBATCH)
 
     def warm_up(self) -> None:

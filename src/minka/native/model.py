@@ -82,6 +82,7 @@ class Model:
     def close(self) -> None:
         """Free the weights. Idempotent."""
         if self._model is not None:
+            self.vocab.close()
             self._lib.slow.llama_model_free(self._model)
             self._model = None
 

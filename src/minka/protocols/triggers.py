@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from minka.errors import RequestError
-from minka.grammar.lazy import Triggers, pattern_problem
+from minka.grammar.lazy import Triggers, patterns_problem
 from minka.params import json_type
 from minka.protocols.schema import COUNT, FLAG, TEXT, TOKEN, Field, either, listed, record
 from minka.types import Tokenizer
@@ -35,12 +35,15 @@ def decode_triggers(body: JsonObject, tokenizer: Tokenizer) -> Triggers | None:
         return None
     if not found:
         raise RequestError("Error: no triggers set for lazy grammar!", param="grammar_triggers")
-    return Triggers(
+    triggers = Triggers(
         tokens=tuple(int(value) for kind, value in found if kind == _TOKEN),
         words=tuple(value for kind, value in found if kind == _WORD),
         patterns=tuple(value for kind, value in found if kind == _PATTERN),
         full_patterns=tuple(value for kind, value in found if kind == _PATTERN_FULL),
     )
+    if problem := patterns_problem(triggers):
+        raise RequestError(f'"grammar_triggers": {problem}', param="grammar_triggers")
+    return triggers
 
 
 def _trigger(value: object, path: str, tokenizer: Tokenizer, preserved: frozenset[int]) -> tuple[int, str]:
@@ -58,8 +61,9 @@ def _trigger(value: object, path: str, tokenizer: Tokenizer, preserved: frozense
         raise RequestError(f'"{path}.value" must be a string that is not empty', param=path)
     if kind == _WORD:
         return _word(text, tokenizer, preserved)
-    if problem := pattern_problem(text):
-        raise RequestError(f'"{path}.value" {problem}', param=path)
+    alone = Triggers(patterns=(text,)) if kind == _PATTERN else Triggers(full_patterns=(text,))
+    if problem := patterns_problem(alone):
+        raise RequestError(f'"{path}.value": {problem}', param=path)
     return kind, text
 
 

@@ -154,7 +154,7 @@ async def _watch(request: Request, mailbox: Mailbox, id: str) -> None:
 
 
 def tenant_of(request: Request) -> str:
-    """Whose request it is: its key's number, empty without keys."""
+    """Whose request it is: a name made from its key, empty without keys."""
     tenant: str = request.scope.get("state", {}).get("tenant", "")
     return tenant
 

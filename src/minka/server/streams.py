@@ -159,7 +159,8 @@ class Streams:
 
     async def open(self, key: Key) -> Stream:
         """A new stream of that name; one that has it already is stopped and forgotten."""
-        await self.drop(key)
+        while await self.drop(key):
+            pass  # another request of that name may have begun while the one before was stopped
         self._make_room()
         stream = self._by_key[key] = Stream(key)
         return stream

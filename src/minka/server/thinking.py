@@ -10,6 +10,7 @@ from starlette.routing import BaseRoute, Route
 
 from minka.protocols.body import decode_json
 from minka.protocols.chat_control import NOT_INSIDE, control_object, decode_control, jobs_of, refusal
+from minka.server.endpoint import tenant_of
 from minka.server.state import State
 from minka.server.wire import JsonResponse, read_body
 
@@ -26,7 +27,7 @@ async def control(request: Request) -> Response:
     state: State = request.app.state.minka
     engine = state.loaded.engine
     view = await asyncio.wrap_future(engine.view())
-    jobs = jobs_of(id, view.slots)
+    jobs = [job for job in jobs_of(id, view.slots) if job.tenant == tenant_of(request)]
     if message := refusal(jobs):
         return JsonResponse(control_object(success=False, message=message))
     ended = await asyncio.gather(*(asyncio.wrap_future(engine.end_thinking(job.id)) for job in jobs))
