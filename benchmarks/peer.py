@@ -28,6 +28,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     cli.add_argument("-cram", "--cache-ram", type=int, default=8192)
     cli.add_argument("-kvu", "--kv-unified", dest="kv_unified", action="store_const", const=True)
     cli.add_argument("-no-kvu", "--no-kv-unified", dest="kv_unified", action="store_const", const=False)
+    cli.add_argument("--embeddings", "--embedding", action="store_true")
     return cli.parse_args(argv)
 
 
@@ -47,6 +48,9 @@ def serve(args: argparse.Namespace, began: float) -> None:
     params.n_ctx = args.ctx_size
     params.n_batch = args.batch_size
     params.n_ubatch = args.ubatch_size
+    params.embedding = args.embeddings
+    if args.embeddings:
+        params.n_batch = min(params.n_batch, params.n_ubatch)  # as llama-server does
     params.cache_ram_mib = args.cache_ram
     automatic = args.parallel < 1
     params.n_parallel = DEFAULT_SLOTS if automatic else args.parallel

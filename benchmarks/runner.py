@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from benchmarks import proc, worker
 from benchmarks.declaration import Case, Model, Scenario
@@ -73,23 +74,32 @@ def run_once(scenario: Scenario, case: Case, side: Side, number: int, setting: S
 def measure(scenario: Scenario, case: Case, side: Side, seed: str, setting: Setting, log: Path) -> Outcome:
     """A fresh load process and a fresh server, both gone when this returns. Raises BenchmarkError."""
     process, pipe = start_worker()
-    flags = (*setting.common_flags, *case.flags)
     try:
         receive(process, pipe, READY_WITHIN)
-        with Server(side, setting.models[case.model], flags, log) as server:
-            if not case.cold:
-                server.wait_healthy()
-            pipe.send(Order(scenario.name, case.name, seed, server.port, server.pid, server.spawned))
-            answer = receive(process, pipe, case.timeout_s)
-            if not server.alive:
-                raise BenchmarkError(f"{side.name} died under the load")
-        if isinstance(answer, Outcome):
-            return answer
-        raise BenchmarkError(answer.message if isinstance(answer, Failure) else f"unexpected answer {answer!r}")
+        with TemporaryDirectory(prefix="minka-bench-") as scratch:
+            flags = (*setting.common_flags, *(flag.format(scratch=scratch) for flag in case.flags))
+            for start in range(case.starts):
+                with Server(side, setting.models[case.model], flags, log) as server:
+                    if not case.cold:
+                        server.wait_healthy()
+                    order = Order(scenario.name, case.name, seed, server.port, server.pid, server.spawned, start=start)
+                    outcome = load_once(process, pipe, order, case)
+                    if not server.alive:
+                        raise BenchmarkError(f"{side.name} died under the load")
+        return outcome
     finally:
         process.kill()
         process.join()
         pipe.close()
+
+
+def load_once(process: SpawnProcess, pipe: Connection, order: Order, case: Case) -> Outcome:
+    """Let the load process carry out an order. Raises BenchmarkError with its reason if it cannot."""
+    pipe.send(order)
+    answer = receive(process, pipe, case.timeout_s)
+    if isinstance(answer, Outcome):
+        return answer
+    raise BenchmarkError(answer.message if isinstance(answer, Failure) else f"unexpected answer {answer!r}")
 
 
 def start_worker() -> tuple[SpawnProcess, Connection]:

@@ -16,7 +16,7 @@ from statistics import fmean, median
 from benchmarks.churn import churn
 from benchmarks.client import LoadError
 from benchmarks.declaration import Bar, Case, Measures, Model, Scenario
-from benchmarks.load import Load, Running, gather
+from benchmarks.load import History, Load, Running, gather
 from benchmarks.streams import Stream, longest_gap
 
 MS = 1000.0
@@ -90,6 +90,27 @@ async def tiny(load: Load, n_streams: int, n_requests: int) -> Measures:
     return {"chunks/s": sum(len(stream.arrivals) for stream in streams) / wall, "tokens/s": total_rate(streams)}
 
 
+N_TEXTS = 256
+
+
+async def embed_at_once(load: Load) -> Measures:
+    """Short texts, all in one request."""
+    seconds = await load.embed([load.prose(16) for _ in range(N_TEXTS)])
+    return {"texts/s": N_TEXTS / seconds}
+
+
+async def embed_one_by_one(load: Load, n_clients: int) -> Measures:
+    """Short texts, a request each, from several clients."""
+    waiting = iter([load.prose(16) for _ in range(N_TEXTS)])
+
+    async def client() -> list[float]:
+        return [await load.embed([text]) for text in waiting]
+
+    began = time.monotonic()
+    latencies = list(chain.from_iterable(await gather([client() for _ in range(n_clients)])))
+    return {"texts/s": N_TEXTS / (time.monotonic() - began), "latency ms": median(latencies) * MS}
+
+
 async def start(load: Load) -> Measures:
     """From the start of the process to the first token of its first request."""
     deadline = load.order.spawned + 60
@@ -141,15 +162,12 @@ async def short_behind_long(load: Load) -> Measures:
 
 async def conversations(load: Load) -> Measures:
     """32 conversations of 4 turns, a turn of each in order, four at a time."""
-    histories: list[list[dict[str, str]]] = [[] for _ in range(32)]
+    histories: list[History] = [[] for _ in range(32)]
     ttft: list[list[float]] = []
 
-    async def client(mine: Iterator[list[dict[str, str]]], turn: int) -> None:
+    async def client(mine: Iterator[History], turn: int) -> None:
         for history in mine:
-            history.append({"role": "user", "content": load.prose(40 if turn else 200)})
-            stream = await load.chat(history, 24)
-            history.append({"role": "assistant", "content": stream.text})
-            ttft[turn].append(stream.ttft)
+            ttft[turn].append((await take_turn(load, history, 40 if turn else 200)).ttft)
 
     began = time.monotonic()
     for turn in range(4):
@@ -158,6 +176,73 @@ async def conversations(load: Load) -> Measures:
         await gather([client(waiting, turn) for _ in range(4)])
     later = list(chain.from_iterable(ttft[1:]))
     return {"mean TTFT turn 2+ ms": fmean(later) * MS, "wall s": time.monotonic() - began}
+
+
+async def restarted(load: Load) -> Measures:
+    """The next turn of eight conversations whose server was restarted meanwhile, and conversations of that length that
+    nobody knows."""
+    if not load.order.start:
+        load.histories += [[] for _ in range(8)]
+        for _ in range(4):
+            for history in load.histories:
+                await take_turn(load, history, 40 if history else 1000)
+        return {}
+    known = [await take_turn(load, history, 40) for history in load.histories]
+    n_known = round(fmean(stream.n_prompt for stream in known))
+    cold = [await load.chat(load.prose(n_known), 24) for _ in known]
+    warm_ttft, cold_ttft = (fmean(stream.ttft for stream in streams) * MS for streams in (known, cold))
+    return {"next / cold": warm_ttft / cold_ttft, "TTFT next turn ms": warm_ttft, "TTFT cold ms": cold_ttft}
+
+
+async def take_turn(load: Load, history: History, n_tokens: int) -> Stream:
+    """Say something in a conversation, and note the answer."""
+    history.append({"role": "user", "content": load.prose(n_tokens)})
+    stream = await load.chat(history, 24)
+    history.append({"role": "assistant", "content": stream.text})
+    return stream
+
+
+ANIMAL: dict[str, object] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 40},
+        "class": {"enum": ["mammal", "bird", "fish", "reptile", "insect"]},
+        "weight_kg": {"type": "number", "minimum": 0, "maximum": 10000},
+        "foods": {"type": "array", "items": {"type": "string", "maxLength": 20}, "minItems": 3, "maxItems": 3},
+    },
+    "required": ["name", "class", "weight_kg", "foods"],
+    "additionalProperties": False,
+}
+"""Four fields: a string, an enum, a number, an array."""
+
+
+async def schema(load: Load, n_clients: int, n_requests: int) -> Measures:
+    """Answers that must match a schema, then free ones, each as long as one of them."""
+
+    def question() -> str:
+        return f"Describe an animal of this story as JSON: {load.prose(60)}"
+
+    async def client() -> list[int]:
+        return [await load.structured(question(), ANIMAL, 400) for _ in range(n_requests)]
+
+    async def free(lengths: Sequence[int]) -> None:
+        for n_tokens in lengths:
+            await load.chat(question(), n_tokens)
+
+    began = time.monotonic()
+    lengths = await gather([client() for _ in range(n_clients)])
+    between = time.monotonic()
+    await gather([free(each) for each in lengths])
+    n_tokens = sum(chain.from_iterable(lengths))
+    rate, free_rate = n_tokens / (between - began), n_tokens / (time.monotonic() - between)
+    return {"tokens/s": rate, "free tokens/s": free_rate, "schema / free": rate / free_rate}
+
+
+def schema_case(n_clients: int, n_requests: int, *bars: Bar) -> Case:
+    """So many clients with a slot each."""
+    name = f"{n_clients} client" + "s" * (n_clients > 1)
+    drive = partial(schema, n_clients=n_clients, n_requests=n_requests)
+    return Case(name, ("-c", str(2048 * n_clients), "-np", str(n_clients)), drive, bars)
 
 
 def layout(name: str, flag: str, n_prompt: int) -> Case:
@@ -216,6 +301,17 @@ SCENARIOS: tuple[Scenario, ...] = (
         (tiny_case(1, 8), tiny_case(8, 4), tiny_case(32, 2, (Bar("chunks/s", ratio_min=1.0),))),
     ),
     Scenario(
+        "embeddings",
+        "256 short texts through /v1/embeddings, with an encoder",
+        tuple(
+            Case(name, ("--embeddings",), drive, (Bar("texts/s", ratio_min=1.0),), model=Model.EMBEDDING)
+            for name, drive in (
+                ("one request", embed_at_once),
+                ("16 clients", partial(embed_one_by_one, n_clients=16)),
+            )
+        ),
+    ),
+    Scenario(
         "start",
         "from process start to the first token",
         (Case("cold", ("-c", "4096", "-np", "1"), start, (Bar("first token s", ratio_max=2.0),), cold=True),),
@@ -239,6 +335,14 @@ SCENARIOS: tuple[Scenario, ...] = (
         ),
         with_peer=False,
         rounds=1,
+    ),
+    Scenario(
+        "schema",
+        "answers that must match a JSON schema of four fields",
+        (
+            schema_case(1, 6, Bar("tokens/s", ratio_min=1.2)),
+            schema_case(8, 3, Bar("tokens/s", ratio_min=1.6), Bar("schema / free", value_min=0.97)),
+        ),
     ),
     Scenario(
         "stall",
@@ -276,6 +380,22 @@ SCENARIOS: tuple[Scenario, ...] = (
                 timeout_s=600.0,
             ),
         ),
+        by_default=False,
+    ),
+    Scenario(
+        "restart",
+        "the next turn of conversations after a restart, from the disk tier",
+        (
+            Case(
+                "8 x 5 turns",
+                ("-c", "8192", "-np", "4", "--cache-disk", "{scratch}"),
+                restarted,
+                (Bar("next / cold", value_max=0.15),),
+                timeout_s=600.0,
+                starts=2,
+            ),
+        ),
+        with_peer=False,
         by_default=False,
     ),
     Scenario(

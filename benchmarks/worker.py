@@ -1,7 +1,7 @@
-"""The load process: takes one Order from its pipe, drives the load, sends back an Outcome or a Failure.
+"""The load process: takes Orders from its pipe, drives the load, sends back an Outcome or a Failure for each.
 
 It shares no interpreter with a server or with the harness, so that nothing but the load costs it time. Its garbage
-collector is off: the process lives for one load.
+collector is off: the process lives for one run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import uvloop
 from benchmarks import proc
 from benchmarks.client import Client, LoadError
 from benchmarks.declaration import Case, Model
-from benchmarks.load import Failure, Load, Order, Outcome
+from benchmarks.load import Failure, History, Load, Order, Outcome
 from benchmarks.scenarios import find
 from benchmarks.streams import Stream
 
@@ -34,20 +34,21 @@ def main(pipe: Connection) -> None:
     """Body of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the harness, which ends this process
     pipe.send(Ready())
-    order = pipe.recv()
     gc.disable()
-    result: Outcome | Failure
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            result = runner.run(perform(order, find(order.scenario, order.case)))
-    except (LoadError, OSError) as error:
-        result = Failure(f"{type(error).__name__}: {error}")
-    pipe.send(result)
+    histories: list[History] = []
+    while (order := pipe.recv()) is not None:
+        result: Outcome | Failure
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                result = runner.run(perform(order, find(order.scenario, order.case), histories))
+        except (LoadError, OSError) as error:
+            result = Failure(f"{type(error).__name__}: {error}")
+        pipe.send(result)
 
 
-async def perform(order: Order, case: Case) -> Outcome:
+async def perform(order: Order, case: Case, histories: list[History]) -> Outcome:
     """Warm the server up unless the case is cold, run the drive, collect what it measured."""
-    load = Load(order, Client(order.host, order.port), random.Random(order.seed))
+    load = Load(order, Client(order.host, order.port), random.Random(f"{order.seed}/{order.start}"), histories)
     if not case.cold:
         await warm_up(load, case.model)
     before = cpu_times(order.pid)
@@ -70,6 +71,8 @@ async def warm_up(load: Load, model: Model) -> None:
     """One short request, so that lazy imports and first touches of memory are not measured; learn the vocabulary."""
     if model is Model.TINY:
         await load.complete("Once upon a time", 4)
+    elif model is Model.EMBEDDING:
+        await load.embed(["Say hello."])
     else:
         await load.chat("Say hello.", 4)
     await load.calibrate()

@@ -8,7 +8,13 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
+from minka.params import Adapters
 from tests.fake_vocab import digest
+
+
+def kind_of(adapters: Adapters) -> int:
+    """A number that stands for a set of adapters: 0 for none."""
+    return 1 + digest(tuple(int(1000 * part) for pair in adapters for part in pair)) % 2**30 if adapters else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +26,8 @@ class FakeBlock:
     tokens: tuple[int, ...]
     shapes: tuple[int, ...] = ()
     """See `Cell.shape`; empty where they are not known."""
+    kind: int = 0
+    """See `Cell.kind`."""
 
     @property
     def n_tokens(self) -> int:
@@ -30,15 +38,15 @@ class FakeBlock:
         return 4 * len(self.tokens)
 
     def slice(self, n: int) -> FakeBlock:
-        return FakeBlock(self.start, self.before, self.tokens[:n], self.shapes[:n])
+        return FakeBlock(self.start, self.before, self.tokens[:n], self.shapes[:n], self.kind)
 
     def to_bytes(self) -> bytes:
-        return array("q", (self.start, self.before, *self.tokens)).tobytes()
+        return array("q", (self.start, self.before, self.kind, *self.tokens)).tobytes()
 
     def cells(self) -> list[Cell]:
         """New cells that hold it."""
         shapes = self.shapes or (0,) * self.n_tokens
-        return [Cell(token, shape=shape) for token, shape in zip(self.tokens, shapes, strict=True)]
+        return [Cell(token, shape=shape, kind=self.kind) for token, shape in zip(self.tokens, shapes, strict=True)]
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +58,8 @@ class Cell:
     """Whether it was computed behind the tokens that are before it now."""
     shape: int = 0
     """Stands for the shape of the batch that it was computed in, and its place there."""
+    kind: int = 0
+    """Stands for the LoRA adapters that it was computed with, 0 for none; see `kind_of`."""
 
 
 @dataclass(slots=True)
@@ -75,6 +85,10 @@ class FakeSequence:
 
     def block(self, start: int, end: int) -> FakeBlock:
         """A copy of its positions start..end-1."""
-        return FakeBlock(
-            start, digest(self.tokens[:start]), tuple(self.tokens[start:end]), tuple(self.shapes[start:end])
-        )
+        tokens, shapes = tuple(self.tokens[start:end]), tuple(self.shapes[start:end])
+        return FakeBlock(start, digest(self.tokens[:start]), tokens, shapes, self.kind)
+
+    @property
+    def kind(self) -> int:
+        """Which adapters computed it; the same for all cells."""
+        return self.cells[0].kind if self.cells else 0

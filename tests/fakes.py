@@ -12,16 +12,18 @@ import threading
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Literal, NoReturn
 
 import numpy as np
 
-from minka.errors import NativeError
+from minka.errors import ModelError, NativeError, NotFoundError
 from minka.native.protocol import Block, Decoded, Logits
 from minka.native.slot_file import STATE_MAGIC
-from minka.params import SamplingParams
-from tests.fake_cells import Cell, FakeBlock, FakeSequence
+from minka.params import Adapters, SamplingParams
+from minka.types import Adapter
+from tests.fake_cells import Cell, FakeBlock, FakeSequence, kind_of
 from tests.fake_vocab import BOS, CONTROL, EOS, FakeVocab, Script, digest, eos_after, hashed, scripted, tokens_of
 
 __all__ = [
@@ -146,6 +148,7 @@ class FakeBackend:
         n_seq_max: int = 4,
         n_ctx: int = 4096,
         n_batch: int = 512,
+        n_rows: int = 0,
         memory: Literal["plain", "recurrent", "window"] = "plain",
         window: int = 16,
         can_shift: bool = True,
@@ -158,6 +161,7 @@ class FakeBackend:
     ) -> None:
         self.kv_unified, self.n_seq_max, self.n_ctx, self.n_batch = unified, n_seq_max, n_ctx, n_batch
         self.n_ctx_seq = n_ctx if unified else n_ctx // n_seq_max
+        self.n_rows = n_rows or min(n_batch, n_seq_max + 8)
         self.vocab = vocab or FakeVocab()
         self.gate, self.clock = Gate(), clock or FakeClock()
         self.decodes: list[tuple[Chunk, ...]] = []
@@ -178,6 +182,13 @@ class FakeBackend:
         self._copying: set[tuple[int, int]] = set()
         self._thread: int | None = None
         self._probed = False
+        self._next_adapter = 0
+        self.adapters: dict[int, Adapter] = {}
+        """What is loaded."""
+        self.adapted: Adapters = ()
+        """The set that computes."""
+        self.n_adapted = 0
+        """How often the set was changed."""
 
     # -- for tests -----------------------------------------------------------------------------------------------------
 
@@ -227,12 +238,41 @@ class FakeBackend:
         self._need(pos + len(tokens) <= self.n_ctx_seq, f"sequence {seq} grows over {self.n_ctx_seq} positions")
         self._need(first + len(tokens) <= self.n_batch, f"a batch of more than {self.n_batch} tokens")
         self._need(0 <= logits <= len(tokens), f"{logits} logits rows of {len(tokens)} tokens")
-        self._need(n_outputs <= min(self.n_batch, self.n_seq_max), f"{n_outputs} logits rows in one batch")
+        self._need(n_outputs <= self.n_rows, f"{n_outputs} logits rows in one batch")
         self._batch.append(Chunk(seq, tuple(tokens), pos, logits, first))
         return first + len(tokens) - 1
 
     def warm_up(self) -> None:
         self._enter()
+
+    def adapt(self, adapters: Adapters) -> None:
+        self._enter()
+        self._need(not self._batch, "the adapters were changed while a batch was being filled")
+        self.check_adapters(adapters)
+        self.n_adapted += adapters != self.adapted
+        self.adapted = adapters
+
+    def check_adapters(self, adapters: Adapters) -> None:
+        self._enter()
+        self._need(all(scale for _, scale in adapters), f"adapters with the factor 0 were used: {adapters}")
+        self._need(list(adapters) == sorted(adapters), f"adapters came in another order than their ids': {adapters}")
+        if missing := [id for id, _ in adapters if id not in self.adapters]:
+            raise NotFoundError(f"there are no adapters {missing}", param="lora")
+
+    def load_adapter(self, path: Path, scale: float) -> Adapter:
+        self._enter()
+        if path.name == "bad.gguf":
+            raise ModelError(f"cannot load the adapter {path}: it is scripted to fail")
+        adapter = Adapter(self._next_adapter, str(path), scale)
+        self._next_adapter += 1
+        self.adapters[adapter.id] = adapter
+        return adapter
+
+    def unload_adapter(self, id: int) -> None:
+        self._enter()
+        self.check_adapters(((id, 1.0),))
+        self.adapt(())
+        del self.adapters[id]
 
     def decode(self) -> Decoded:
         self._enter()
@@ -307,23 +347,29 @@ class FakeBackend:
         return True
 
     def block(self, raw: bytes) -> FakeBlock:
-        start, before, *tokens = array("q", raw)
-        return FakeBlock(start, before, tuple(tokens))
+        start, before, kind, *tokens = array("q", raw)
+        return FakeBlock(start, before, tuple(tokens), kind=kind)
 
     def save(self, seq: int) -> bytes:
         at = self._copied(seq)
         self._need(at.sound == len(at.cells), f"sequence {seq} was saved although it was shifted")
-        return _STATE_HEAD.pack(STATE_MAGIC, seq) + array("i", (at.oldest, *at.tokens)).tobytes()
+        return _STATE_HEAD.pack(STATE_MAGIC, seq) + array("i", (at.oldest, at.kind, *at.tokens)).tobytes()
+
+    def portable(self, state: bytes) -> bytes:
+        return state
+
+    def adopt(self, state: bytes) -> bytes:
+        return state
 
     def restore(self, seq: int, state: bytes) -> bool:
         at = self._settled(seq)
         at.cells, at.oldest = [], 0
-        if len(state) < _STATE_HEAD.size + 4 or len(state) % 4 or _STATE_HEAD.unpack_from(state)[0] != STATE_MAGIC:
+        if len(state) < _STATE_HEAD.size + 8 or len(state) % 4 or _STATE_HEAD.unpack_from(state)[0] != STATE_MAGIC:
             return False
-        oldest, *tokens = array("i", state[_STATE_HEAD.size :])
+        oldest, kind, *tokens = array("i", state[_STATE_HEAD.size :])
         if self._memory != "recurrent" and self.used + len(tokens) > self.n_ctx:
             return False
-        at.cells, at.oldest = [Cell(token) for token in tokens], oldest
+        at.cells, at.oldest = [Cell(token, kind=kind) for token in tokens], oldest
         return True
 
     def share(self, src: int, dst: int, n: int) -> None:
@@ -375,12 +421,14 @@ class FakeBackend:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _write(self, chunk: Chunk, n_rows: int = 0) -> None:
-        at = self._sequences[chunk.seq]
+        at, kind = self._sequences[chunk.seq], kind_of(self.adapted)
+        self._need(not at.cells or at.kind == kind, f"sequence {chunk.seq} goes on with other adapters")
         for index, token in enumerate(chunk.tokens):
             shape = digest((n_rows, chunk.first_row + index)) % 2**31
-            at.cells.append(Cell(token, not at.cells or at.cells[-1].sound, shape))
+            at.cells.append(Cell(token, not at.cells or at.cells[-1].sound, shape, kind))
             if index >= len(chunk.tokens) - chunk.logits:
-                self._rows[chunk.first_row + index] = self._row(at.tokens + (at.shapes if self._shapes else []))
+                known = at.tokens + ([kind] if kind else []) + (at.shapes if self._shapes else [])
+                self._rows[chunk.first_row + index] = self._row(known)
         if self._memory == "window":
             at.oldest = max(at.oldest, len(at.cells) - 2 * self._window)
 

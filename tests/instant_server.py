@@ -61,7 +61,7 @@ class Answers:
         length = head.lower().partition("content-length: ")[2].partition("\r\n")[0]
         body = await reader.readexactly(int(length or 0))
         path = head.split(" ")[1]
-        if path in self.routes:
+        if path in self.routes and b'"response_format"' not in body:
             await self.write(writer, b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
             for frame in self.routes[path](json.loads(body)):
                 await self.write(writer, chunked(frame))
@@ -74,9 +74,19 @@ class Answers:
             await self.write(writer, b"HTTP/1.1 200 OK\r\n\r\n" + b"".join(completion_frames(2)))
             writer.close()
         else:
-            tokens = {"tokens": [0] * (2 * len(json.loads(body or b"{}").get("content", "").split()))}
+            asked = json.loads(body or b"{}")
+            tokens = {"tokens": [0] * (2 * len(asked.get("content", "").split()))}
+            vectors = {"data": [{"embedding": [1.0, 0.0]} for _ in asked.get("input", [])]}
             idle = [{"is_processing": False}] * 4
-            answers = {"/health": (200, {"status": "ok"}), "/slots": (200, idle), "/tokenize": (200, tokens)}
+            text = json.dumps(dict.fromkeys(("name", "class", "weight_kg", "foods"), 1))
+            said = {"choices": [{"message": {"content": text}}], "usage": {"completion_tokens": 20}}
+            answers = {
+                "/v1/chat/completions": (200, said),
+                "/health": (200, {"status": "ok"}),
+                "/slots": (200, idle),
+                "/tokenize": (200, tokens),
+                "/v1/embeddings": (200, vectors),
+            }
             status, value = answers.get(path, (404, {"error": {"message": "no such path"}}))
             block = json.dumps(value).encode()
             await self.write(writer, b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%s" % (status, len(block), block))

@@ -8,6 +8,7 @@ import logging
 import re
 import sys
 from collections.abc import Iterator
+from contextvars import copy_context
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 
 from minka import logs
 from minka.errors import UsageError
-from minka.logs import TRACE, configure
+from minka.logs import REQUEST_ID, TRACE, configure
 from minka.params import LogParams
 
 serve = logging.getLogger("minka.commands.serve")
@@ -161,6 +162,23 @@ def test_jsonl_is_one_object_a_line_with_the_request() -> None:
     assert (second["level"], second["logger"], second["message"]) == ("warning", "minka.llama", "größer\nzwei")
     assert "request_id" not in second
     assert stream.getvalue().isascii()
+
+
+def test_lines_of_a_request_carry_its_id_and_facts_are_members() -> None:
+    stream = Terminal()
+    configure(LogParams(log_jsonl=True), stream)
+
+    def work() -> None:
+        REQUEST_ID.set("r1")
+        serve.info("one")
+        serve.info("two", extra={"request_id": "r2", "facts": {"status": 200, "level": "not this one"}})
+
+    copy_context().run(work)
+    serve.info("three")
+    one, two, three = [json.loads(text) for text in stream.getvalue().splitlines()]
+    assert one["request_id"] == "r1"
+    assert (two["request_id"], two["status"], two["level"]) == ("r2", 200, "info")
+    assert "request_id" not in three
 
 
 def test_an_exception_in_jsonl_is_one_line() -> None:

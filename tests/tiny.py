@@ -8,11 +8,12 @@ tensor names and shapes follow libllama's loader. Nothing here knows Minka.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from gguf import GGUFReader, PoolingType
+from gguf import GGUFReader, GGUFValueType, PoolingType
 
 from tests.tiny_file import DType, TinyFile
 from tests.tiny_vocab import NEVER, Vocab, bpe_vocab, spm_vocab, wordpiece_vocab, write_vocab
@@ -157,15 +158,29 @@ def write_reranker(path: Path, *, seed: int = 0, n_embd: int = 64, n_layer: int 
     return file.close()
 
 
-def write_lora(path: Path, *, base: Path, seed: int = 0, rank: int = 4, alpha: float = 8.0, gain: float = 1.0) -> Path:
+def write_lora(
+    path: Path,
+    *,
+    base: Path,
+    seed: int = 0,
+    rank: int = 4,
+    alpha: float = 8.0,
+    gain: float = 1.0,
+    invocation: Sequence[int] = (),
+) -> Path:
     """Write a LoRA adapter for the Llama at `base`, on the query, value and down projections of every layer.
 
-    At scale 1 the change of a weight is about `gain` times the weight's own size.
+    At scale 1 the change of a weight is about `gain` times the weight's own size. With `invocation` tokens it is an
+    activated one.
     """
     file = TinyFile(path, "llama", seed=seed)
     file.keys.add_type("adapter")
     file.keys.add_string("adapter.type", "lora")
     file.keys.add_float32("adapter.lora.alpha", alpha)
+    file.keys.add_string("adapter.lora.task_name", "tiny task")
+    if invocation:
+        key = "adapter.alora.invocation_tokens"
+        file.keys.add_key_value(key, list(invocation), GGUFValueType.ARRAY, GGUFValueType.UINT32)
     for tensor in GGUFReader(base).tensors:
         if not tensor.name.endswith(("attn_q.weight", "attn_v.weight", "ffn_down.weight")):
             continue

@@ -10,15 +10,15 @@ import os
 import sys
 from collections.abc import Sequence
 
-from minka import __version__
 from minka.commands.command import Entry, discover
 from minka.errors import MinkaError, UsageError
+from minka.version import VERSION
 
 SECTIONS = {
-    "Run a model": ("serve", "chat", "complete", "tts"),
-    "Get and prepare models": ("download", "convert", "quantize", "imatrix", "gguf", "split"),
-    "Measure": ("bench", "batched-bench", "perplexity"),
-    "Look inside": ("tokenize", "detokenize", "devices", "info"),
+    "Run a model": ("serve", "chat", "complete", "batch", "tts"),
+    "Get and prepare models": ("download", "convert", "quantize", "imatrix", "lora", "cvector"),
+    "Measure": ("bench", "batched-bench", "perplexity", "fit"),
+    "Look inside": ("gguf", "tokenize", "detokenize", "devices", "info"),
 }
 """Headings of `minka --help`. A command that is in none of them is listed under the last heading, `More`."""
 
@@ -45,7 +45,7 @@ def _dispatch(words: list[str]) -> int:
         print(overview(discover()))
         return 0 if words else UsageError.exit_code
     if words[0] in ("-V", "--version", "version"):
-        print(f"minka {__version__}")
+        print(f"minka {VERSION}")
         return 0
     name, arguments = words[0], words[1:]
     try:

@@ -247,12 +247,12 @@ def _looks_like(start: bytes) -> str:
     if text.startswith(b"version https://git-lfs"):
         return "it is a git-lfs pointer; fetch the content with git lfs pull"
     if start[8:10] == b'{"':
-        return "it looks like safetensors weights; convert the model's folder with minka convert"
+        return "it looks like safetensors weights; get a GGUF of the model"
     if start.startswith(b"PK"):
-        return "it looks like a zip archive; unpack it, or convert a PyTorch checkpoint with minka convert"
+        return "it looks like a zip archive; unpack it, or get a GGUF of the model if it is a PyTorch checkpoint"
     if start[:4] in (b"lmgg", b"tjgg", b"algg", b"fmgg"):
         return "it has the GGML format that came before GGUF; get a GGUF of the model"
-    return f"it starts with {start[:4]!r}; give a .gguf file, or convert the model with minka convert"
+    return f"it starts with {start[:4]!r}; give a .gguf file"
 
 
 @dataclass(frozen=True, slots=True)

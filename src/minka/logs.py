@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import sys
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import TextIO
 
@@ -18,6 +19,9 @@ from minka.params import LogParams
 
 TRACE = 15
 """Level between DEBUG and INFO, for lines that explain single steps; `-lv 4` shows it."""
+
+REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
+"""The request that the running task or thread works for; its lines of JSON carry it."""
 
 LIBLLAMA = "minka.llama"
 """Logger of libllama's own lines. It says much at INFO, so it is held to warnings until `-v` or `-lv 4`."""
@@ -140,20 +144,23 @@ class HumanFormatter(logging.Formatter):
 class JsonFormatter(logging.Formatter):
     """One JSON object on one line: ts, level, logger, message, and request_id and exception where there are any.
 
-    `ts` is UTC in RFC 3339 with milliseconds. The line is ASCII, so no encoding of the stream can break it.
+    `ts` is UTC in RFC 3339 with milliseconds. A record's `facts` are further members, which the message tells as text.
+    The line is ASCII, so no encoding of the stream can break it.
     """
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as a line of JSON."""
-        fields = {
+        fields: dict[str, object] = {
             "ts": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "level": _WORDS.get(record.levelno, record.levelname.lower()),
             "logger": record.name,
             "message": record.getMessage().rstrip(),
         }
-        request_id = getattr(record, "request_id", None)
-        if request_id is not None:
+        request_id = getattr(record, "request_id", None) or REQUEST_ID.get()
+        if request_id:
             fields["request_id"] = str(request_id)
+        for name, value in getattr(record, "facts", {}).items():
+            fields.setdefault(name, value)
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         return json.dumps(fields)

@@ -35,6 +35,8 @@ MAX_WINDOW = 2**20
 """The longest history a sampler may look back on, in tokens: libllama allocates it when the sampler is made."""
 HUGE = 1e6
 """Bound of the numbers that llama-server takes unchecked: far over any use, and their products fit a float32."""
+Adapters = tuple[tuple[int, float], ...]
+"""LoRA adapters by their ids, each with the factor of its weights; never 0, in the order of the ids."""
 
 
 class Kind(StrEnum):
@@ -47,6 +49,9 @@ class Kind(StrEnum):
     STRS = "strings"
     FLOATS = "numbers"
     BIASES = "token biases"
+    INTS = "integers"
+    FILES = "files with factors"
+    ADAPTERS = "adapters with factors"
 
 
 _KINDS = {
@@ -59,6 +64,9 @@ _KINDS = {
     "tuple[str, ...]": Kind.STRS,
     "tuple[float, ...]": Kind.FLOATS,
     "tuple[tuple[int, float], ...]": Kind.BIASES,
+    "tuple[int, ...]": Kind.INTS,
+    "tuple[tuple[str, float], ...]": Kind.FILES,
+    "Adapters | None": Kind.ADAPTERS,
 }
 
 
@@ -71,6 +79,7 @@ class Syntax(StrEnum):
     SAMPLERS = "names separated by ;"
     SAMPLER_CHARS = "one letter per sampler"
     BIAS = "ID+BIAS or ID-BIAS"
+    SCALED = "FILE:SCALE separated by commas"
     INVERSE = "1/value"
     SWITCH = "on, off or auto"
     JSON_OBJECT = "a JSON object"
@@ -97,7 +106,8 @@ class Param:
     values outside the range. `named` are words for numbers. `max_items` and `min_items` bound a list, `none` is the
     word for the empty one, `lone` lets a request give a string for a list of one, `skip_empty` drops empty strings and
     treats a list with nothing left as absent. `repeat`: each use of the flag adds. `escapes`: \\n and the like are
-    processed. `own`: Minka's, not llama-server's. `inert`: accepted and without effect.
+    processed. `n_values` is how many words the flag takes (not of a bool). `own`: Minka's, not llama-server's. `inert`:
+    accepted and without effect.
     """
 
     doc: str
@@ -121,6 +131,7 @@ class Param:
     escapes: bool = False
     syntax: Syntax = Syntax.PLAIN
     metavar: str = ""
+    n_values: int = 1
     topic: str = ""
     also: tuple[Also, ...] = ()
     own: bool = False
@@ -150,6 +161,7 @@ def param(
     escapes: bool = False,
     syntax: Syntax = Syntax.PLAIN,
     metavar: str = "",
+    n_values: int = 1,
     topic: str = "",
     also: tuple[Also, ...] = (),
     own: bool = False,
@@ -179,6 +191,7 @@ def param(
         escapes=escapes,
         syntax=syntax,
         metavar=metavar,
+        n_values=n_values,
         topic=topic,
         also=also,
         own=own,
@@ -311,6 +324,9 @@ class SamplingParams:
     post_sampling_probs: bool = param(
         False, http=("post_sampling_probs",),
         doc="report probabilities after the samplers, not of the whole vocabulary")
+    backend_sampling: bool = param(
+        False, "-bs", "--backend-sampling", env="LLAMA_ARG_BACKEND_SAMPLING", http=("backend_sampling",), inert=True,
+        doc="accepted without effect: the samplers always run on the CPU, and choose the same tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,8 +346,24 @@ class GenerationParams:
         0, "--cache-reuse", env="LLAMA_ARG_CACHE_REUSE", http=("n_cache_reuse",), low=0, high=INT32_MAX,
         doc="take over runs of at least so many tokens that a slot's text and the prompt have in different places; "
         "approximate; 0 is off")
+    grammar: str = param(
+        "", "--grammar", metavar="GRAMMAR",
+        doc="a grammar in llama.cpp's language (GBNF) that all texts have to match, unless a request says another")
+    grammar_file: str | None = param(
+        None, "--grammar-file", metavar="FILE", doc="a file with such a grammar")
+    json_schema: str = param(
+        "", "-j", "--json-schema", metavar="SCHEMA",
+        doc="a JSON schema that all texts have to match, unless a request says another; {} for any object")
+    json_schema_file: str | None = param(
+        None, "-jf", "--json-schema-file", metavar="FILE", doc="a file with such a schema")
     n_indent: int = param(
         0, http=("n_indent",), low=0, high=INT32_MAX, doc="end at a new line that is indented less than this; 0 is off")
+    lora: Adapters | None = param(  # noqa: RUF009 (a tuple, which ruff does not see)
+        None, http=("lora",), low=-HUGE, high=HUGE, max_items=256,
+        doc="LoRA adapters with their factors, as in [{\"id\": 0, \"scale\": 0.5}]; those that are left out are off, "
+        "and without the field the server's are used")
+    spm_infill: bool = param(
+        False, "--spm-infill", doc="put the suffix before the prefix in prompts of /infill, as some models want it")
     t_max_predict_ms: int = param(
         -1, http=("t_max_predict_ms",), low=-1, high=2**53 - 1,
         doc="end after so many milliseconds of generation, once a line is complete; -1 is off")
@@ -422,8 +454,25 @@ class ModelParams:
         doc="let the GPU compute large operations on weights that are in host memory")
 
 
+@dataclass(frozen=True, slots=True)
+class LoraParams:
+    """The LoRA adapters of a server or a chat."""
+
+    files: tuple[tuple[str, float], ...] = param(
+        (), "--lora", syntax=Syntax.CSV, repeat=True, low=-HUGE, high=HUGE, metavar="FILES",
+        also=(Also(("--lora-scaled",), Syntax.SCALED, "the same, each with a factor", metavar="FILE:SCALE,..."),),
+        doc="LoRA adapters (GGUF) to load; their ids are 0, 1, ... in this order")
+    init_without_apply: bool = param(
+        False, "--lora-init-without-apply",
+        doc="load the adapters with factor 0; requests or POST /lora-adapters set others")
+    directory: str | None = param(
+        None, "--lora-dir", env="MINKA_LORA_DIR", own=True, metavar="DIR",
+        doc="a directory whose adapters may be loaded while the server runs; without it only files of --lora may")
+
+
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 _ROPE = "RoPE and YaRN"
+_STEERING = "Control vectors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,7 +505,7 @@ class ContextParams:
     flash_attn: str = param(
         "auto", "-fa", "--flash-attn", env="LLAMA_ARG_FLASH_ATTN", choices=("on", "off", "auto"), syntax=Syntax.SWITCH,
         metavar="on|off|auto",
-        doc="flash attention")
+        doc="flash attention; auto is off on a CPU, where it is slower, and on elsewhere")
     cache_type_k: str = param(
         "f16", "-ctk", "--cache-type-k", env="LLAMA_ARG_CACHE_TYPE_K", choices=CACHE_TYPES, metavar="TYPE",
         doc="type of the keys in the KV cache")
@@ -502,6 +551,15 @@ class ContextParams:
     yarn_beta_fast: float = param(
         -1.0, "--yarn-beta-fast", env="LLAMA_ARG_YARN_BETA_FAST", low=-1.0, high=HUGE, topic=_ROPE,
         doc="YaRN: low correction dimension; negative is the model's")
+    control_vectors: tuple[tuple[str, float], ...] = param(
+        (), "--control-vector", syntax=Syntax.CSV, repeat=True, low=-HUGE, high=HUGE, metavar="FILES", topic=_STEERING,
+        also=(Also(
+            ("--control-vector-scaled",), Syntax.SCALED, "the same, each with a factor", metavar="FILE:SCALE,..."),),
+        doc="control vectors to add to what the layers compute, which steers what the model says")
+    control_vector_layers: tuple[int, ...] = param(
+        (), "--control-vector-layer-range", low=-1, high=INT32_MAX, n_values=2, min_items=2, max_items=2,
+        metavar="START END", topic=_STEERING,
+        doc="the layers that they are added to, both ends included; 0 or less is the first or the last")
     perf: bool = param(
         False, "--perf", negated=("--no-perf",), env="LLAMA_ARG_PERF", doc="let libllama keep its own timers")
 
@@ -541,6 +599,9 @@ class CacheParams:
         doc="the longest pause of a running stream while prompts of others are computed")
 
 
+_REASONING = "Reasoning"
+
+
 @dataclass(frozen=True, slots=True)
 class ChatParams:
     """How messages become a prompt."""
@@ -559,7 +620,59 @@ class ChatParams:
     prefill_assistant: bool = param(
         True, "--prefill-assistant", negated=("--no-prefill-assistant",), env="LLAMA_ARG_PREFILL_ASSISTANT",
         doc="continue the last message if it is the assistant's")
+    reasoning: str = param(
+        "auto", "-rea", "--reasoning", env="LLAMA_ARG_REASONING", choices=("on", "off", "auto"), syntax=Syntax.SWITCH,
+        metavar="on|off|auto", topic=_REASONING,
+        doc="whether models that can think do so; auto leaves it to the chat template")
+    reasoning_format: str = param(
+        "auto", "--reasoning-format", env="LLAMA_ARG_THINK", http=("reasoning_format",),
+        choices=("auto", "none", "deepseek", "deepseek-legacy"), metavar="FORMAT", topic=_REASONING,
+        doc="where reasoning goes: to reasoning_content (auto, deepseek), into the content (none), or to both "
+        "(deepseek-legacy)")
+    reasoning_effort: str = param(
+        "default", "--reasoning-effort", env="LLAMA_ARG_REASONING_EFFORT", http=("reasoning_effort",),
+        metavar="LEVEL", topic=_REASONING,
+        doc="how much to think, a word that the chat template knows; none for not at all")
+    reasoning_budget: int = param(
+        -1, "--reasoning-budget", env="LLAMA_ARG_THINK_BUDGET",
+        http=("reasoning_budget_tokens", "thinking_budget_tokens"), low=-1, high=INT32_MAX, topic=_REASONING,
+        doc="the most tokens of reasoning, which is ended then; -1 for any number")
+    reasoning_budget_message: str = param(
+        "", "--reasoning-budget-message", env="LLAMA_ARG_THINK_BUDGET_MESSAGE", http=("reasoning_budget_message",),
+        metavar="TEXT", topic=_REASONING,
+        doc="what is written before reasoning is ended for its length")
+    reasoning_preserve: bool = param(
+        True, "--reasoning-preserve", negated=("--no-reasoning-preserve",), env="LLAMA_ARG_REASONING_PRESERVE",
+        topic=_REASONING,
+        doc="keep the reasoning of earlier answers in the prompt, where the chat template can")
+    reasoning_control: bool = param(
+        False, http=("reasoning_control",), topic=_REASONING,
+        doc="let POST /v1/chat/completions/control end the reasoning of this answer")
+    skip_chat_parsing: bool = param(
+        False, "--skip-chat-parsing", negated=("--no-skip-chat-parsing",), env="LLAMA_ARG_SKIP_CHAT_PARSING",
+        doc="leave answers as the model writes them: no tool calls, no reasoning apart")
     special: bool = param(False, "-sp", "--special", doc="write special tokens as text")
+
+
+POOLINGS = ("none", "mean", "cls", "last", "rank")
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingParams:
+    """Embeddings and reranking."""
+
+    embeddings: bool = param(
+        False, "--embeddings", "--embedding", env="LLAMA_ARG_EMBEDDINGS",
+        doc="get ready for embeddings at the start; without it the first request for them does that")
+    rerank: bool = param(
+        False, "--rerank", "--reranking", env="LLAMA_ARG_RERANKING",
+        doc="score texts against queries in place of embedding them; the same as --embeddings --pooling rank")
+    pooling: str | None = param(
+        None, "--pooling", env="LLAMA_ARG_POOLING", choices=POOLINGS, metavar="none|mean|cls|last|rank",
+        doc="how the vectors of a text's tokens become one; if not given, as the model was trained, else their mean")
+    embd_normalize: int = param(
+        2, "--embd-normalize", http=("embd_normalize",), low=-1, high=INT32_MAX,
+        doc="norm of an embedding: 2 Euclidean, 1 taxicab, larger the p-norm, 0 a largest value of 32760, -1 as it is")
 
 
 @dataclass(frozen=True, slots=True)
@@ -616,6 +729,10 @@ class ServerParams:
     slot_save_path: str | None = param(
         None, "--slot-save-path", metavar="DIR",
         doc="a directory for slots that are saved to files; serves POST /slots/{id}")
+    data_dir: str | None = param(
+        None, "--data-dir", env="MINKA_DATA_DIR", own=True, metavar="DIR",
+        doc="a directory for what outlives a restart: files and batch jobs (serves /v1/files and /v1/batches), and "
+        "kept responses")
     queue_size: int = param(
         512, "--queue-size", env="MINKA_QUEUE_SIZE", low=0, high=2**20, own=True,
         doc="requests that may wait for a slot; further ones are answered 429 at once")
@@ -660,11 +777,13 @@ class LogParams:
 GROUPS: Mapping[type[DataclassInstance], str] = MappingProxyType(
     {
         ModelParams: "Model and devices",
+        LoraParams: "LoRA adapters",
         ContextParams: "Context, batches and KV cache",
         CacheParams: "Prefix cache and scheduling",
         SamplingParams: "Sampling",
         GenerationParams: "Generation",
         ChatParams: "Chat template",
+        EmbeddingParams: "Embeddings",
         ServerParams: "Server",
         LogParams: "Log",
     }
@@ -849,12 +968,16 @@ MAX_STRING = 1024
 """Characters of a string field."""
 
 
-def _string_decoder(_row: Row) -> _Decode:
+def _string_decoder(row: Row) -> _Decode:
+    choices = row.param.choices
+
     def decode(value: object) -> object:
         if not isinstance(value, str):
             raise BadValueError(f"must be a string, but got {json_type(value)}")
         if len(value) > MAX_STRING:
             raise BadValueError(f"must have at most {MAX_STRING} characters, but has {len(value)}")
+        if choices and value not in choices:
+            raise BadValueError(f"must be {', '.join(choices[:-1])} or {choices[-1]}, but got {value!r}")
         return value
 
     return decode
@@ -899,8 +1022,8 @@ class _Wire(NamedTuple):
 def _wire(cls: type) -> _Wire:
     fields: dict[str, _Field] = {}
     for place, row in enumerate(_rows(cls)):
-        if row.type is Kind.BIASES:
-            continue
+        if row.type in (Kind.BIASES, Kind.ADAPTERS):
+            continue  # they take a tokenizer, or the list of adapters
         for rank, name in enumerate(row.param.http):
             make = _samplers_decoder if row.param.syntax is Syntax.SAMPLERS else _DECODERS[row.type]
             fields[name] = _Field(place, rank, make(row))
@@ -911,7 +1034,8 @@ def parse_fields(cls: type[D], body: Mapping[str, object], defaults: D) -> D:
     """The parameters of a request: `defaults` with what the JSON object `body` sets.
 
     null is absent; of several names of a field the first one in the table wins; names that the table does not know are
-    left to the caller. `logit_bias` is left out, as it takes a tokenizer. Raises RequestError, which names the field.
+    left to the caller. `logit_bias` and `lora` are left out, as they take more. Raises RequestError, which names the
+    field.
     """
     fields, values = _wire(cls)
     chosen: dict[int, tuple[int, object]] = {}
@@ -976,8 +1100,6 @@ IGNORED: tuple[Foreign, ...] = (
     foreign("-fitt", "--fit-target", env="LLAMA_ARG_FIT_TARGET", note="see --fit"),
     foreign("-fitc", "--fit-ctx", env="LLAMA_ARG_FIT_CTX", note="see --fit"),
     foreign("-sps", "--slot-prompt-similarity", note="Minka looks for a shared prefix in every slot"),
-    foreign("--skip-chat-parsing", values=0, negated=("--no-skip-chat-parsing",), env="LLAMA_ARG_SKIP_CHAT_PARSING",
-            note="all that a model writes is content"),
     foreign("--mmproj-offload", values=0, negated=("--no-mmproj-offload",), env="LLAMA_ARG_MMPROJ_OFFLOAD",
             note="there is no projector to offload"),
 )
@@ -1005,12 +1127,6 @@ UNSUPPORTED: tuple[Foreign, ...] = (
     # model and devices
     foreign("-mu", "--model-url", env="LLAMA_ARG_MODEL_URL"),
     foreign("-dr", "--docker-repo", env="LLAMA_ARG_DOCKER_REPO"),
-    foreign("--lora"),
-    foreign("--lora-scaled"),
-    foreign("--lora-init-without-apply", values=0),
-    foreign("--control-vector"),
-    foreign("--control-vector-scaled"),
-    foreign("--control-vector-layer-range", values=2),
     foreign("--rpc", env="LLAMA_ARG_RPC"),
     foreign("-lzm", "--lazy-mode", env="LLAMA_ARG_LAZY_MODE", off=("auto", "off")),
     foreign("-dev", "--device", env="LLAMA_ARG_DEVICE"),
@@ -1019,7 +1135,6 @@ UNSUPPORTED: tuple[Foreign, ...] = (
     foreign("-ncmoe", "--n-cpu-moe", env="LLAMA_ARG_N_CPU_MOE", off=("0",)),
     foreign("-ncffn", "--n-cpu-ffn", env="LLAMA_ARG_N_CPU_FFN", off=("0",)),
     foreign("--override-kv"),
-    foreign("--pooling", env="LLAMA_ARG_POOLING", off=("none",)),
     _removed("--mmap", values=0, env="LLAMA_ARG_MMAP", use="--load-mode mmap"),
     _removed("--no-mmap", values=0, env="LLAMA_ARG_NO_MMAP", use="--load-mode none"),
     _removed("--mlock", values=0, env="LLAMA_ARG_MLOCK", use="--load-mode mlock"),
@@ -1037,11 +1152,6 @@ UNSUPPORTED: tuple[Foreign, ...] = (
     foreign("--video-ffmpeg-dir", env="LLAMA_ARG_VIDEO_FFMPEG_DIR"),
     foreign("--media-path"),
     # sampling and constraints
-    foreign("--grammar", off=("",)),
-    foreign("--grammar-file"),
-    foreign("-j", "--json-schema"),
-    foreign("-jf", "--json-schema-file"),
-    foreign("-bs", "--backend-sampling", values=0, env="LLAMA_ARG_BACKEND_SAMPLING"),
     # server
     foreign("--ui-config", "--webui-config", env="LLAMA_ARG_UI_CONFIG", off=("", "{}")),
     foreign("--ui-config-file", "--webui-config-file", env="LLAMA_ARG_UI_CONFIG_FILE"),
@@ -1052,18 +1162,6 @@ UNSUPPORTED: tuple[Foreign, ...] = (
     foreign("--mcp-servers-config", env="LLAMA_ARG_MCP_SERVERS_CONFIG"),
     foreign("--mcp-servers-json", env="LLAMA_ARG_MCP_SERVERS_JSON"),
     foreign("-ag", "--agent", values=0, negated=("-no-ag", "--no-agent"), env="LLAMA_ARG_AGENT"),
-    foreign("--embedding", "--embeddings", values=0, env="LLAMA_ARG_EMBEDDINGS"),
-    foreign("--rerank", "--reranking", values=0, env="LLAMA_ARG_RERANKING"),
-    foreign("--embd-normalize"),
-    foreign("--spm-infill", values=0),
-    # reasoning
-    foreign("--reasoning-format", env="LLAMA_ARG_THINK", off=("none", "auto")),
-    foreign("-rea", "--reasoning", env="LLAMA_ARG_REASONING", off=("auto",)),
-    foreign("--reasoning-effort", env="LLAMA_ARG_REASONING_EFFORT", off=("default",)),
-    foreign("--reasoning-budget", env="LLAMA_ARG_THINK_BUDGET", off=("-1",)),
-    foreign("--reasoning-budget-message", env="LLAMA_ARG_THINK_BUDGET_MESSAGE", off=("",)),
-    foreign("--reasoning-preserve", values=0, negated=("--no-reasoning-preserve",),
-            env="LLAMA_ARG_REASONING_PRESERVE"),
     # router
     foreign("--models-dir", env="LLAMA_ARG_MODELS_DIR"),
     foreign("--models-preset", env="LLAMA_ARG_MODELS_PRESET"),
@@ -1141,13 +1239,8 @@ UNSUPPORTED: tuple[Foreign, ...] = (
 
 UNSUPPORTED_FIELDS: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
-        "lora": ([],),
-        "grammar": ("",),
         "grammar_lazy": (False,),
         "grammar_triggers": ([],),
-        "json_schema": (),
-        "response_format": ({"type": "text"},),
-        "backend_sampling": (False,),
         "logprobs": (False,),
         "top_logprobs": (0,),
         "tools": ([],),
@@ -1156,12 +1249,6 @@ UNSUPPORTED_FIELDS: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "parse_tool_calls": (True, False),
         "functions": ([],),
         "function_call": ("none", "auto"),
-        "reasoning_format": ("none", "auto"),
-        "reasoning_effort": ("default",),
-        "reasoning_control": (False,),
-        "reasoning_budget_tokens": (-1,),
-        "thinking_budget_tokens": (-1,),
-        "reasoning_budget_message": ("",),
         "reasoning_budget_start_tag": ("",),
         "reasoning_budget_end_tag": ("",),
         "reasoning_budget_end_tags": ([],),

@@ -5,12 +5,17 @@ All are frozen and hold only plain data, so they can cross a thread, or later a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import Protocol
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from minka.params import SamplingParams
+from minka.params import Adapters, SamplingParams
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class Priority(IntEnum):
@@ -28,6 +33,32 @@ class FinishReason(StrEnum):
     LIMIT = "limit"
     WORD = "word"
     NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """Where a text's reasoning begins and ends, and how long it may be.
+
+    The reasoning goes from `start` to the first of `ends` that comes; `is_open`: the prompt ends inside it. After
+    `budget` tokens of reasoning (-1: never) the text of `message` and the first of `ends` are forced.
+    """
+
+    start: str
+    ends: tuple[str, ...]
+    is_open: bool = False
+    budget: int = -1
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What a job's text must match: a grammar in llguidance's form (Lark source or its JSON), empty for any text.
+
+    The grammar describes all of the generated text, the reasoning too. `thinking` is who watches the reasoning.
+    """
+
+    grammar: str = ""
+    thinking: Thinking | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +93,61 @@ class Job:
     preserved_tokens: frozenset[int] = frozenset()
     pin: str = ""
     """What is computed of the prompt stays in memory under this name until it is unpinned; empty for not at all."""
+    constraint: Constraint | None = None
+    n_indent: int = 0
+    """Over 0: the text ends at the first line that is indented by fewer spaces and tabs."""
+    prompt_logprobs: int = -1
+    """Tell the log probability of every prompt token but the first, with so many alternatives; -1 for not at all."""
+    lora: Adapters = ()
+    """The LoRA adapters that compute it; computed text is shared only between jobs of the same ones."""
+
+    @property
+    def namespace(self) -> str:
+        """Jobs share computed text only with jobs of the same namespace: the salt, and the adapters if there are any.
+
+        Text of no namespace is nobody's secret, and the model's own.
+        """
+        if not self.lora:
+            return self.cache_salt
+        return blake2b(repr((self.lora, self.cache_salt)).encode(), digest_size=16).hexdigest()
+
+
+class Pooling(StrEnum):
+    """How the vectors of a text's tokens become those of the text. NONE keeps them, RANK makes a relevance score."""
+
+    NONE = "none"
+    MEAN = "mean"
+    CLS = "cls"
+    LAST = "last"
+    RANK = "rank"
+
+
+@dataclass(frozen=True, slots=True)
+class RankFrame:
+    """How a query and a document become one text that a model can rank: a `template` with `{query}` and `{document}`,
+    or if there is none, tokens before the query, between the two and after the document."""
+
+    template: str | None = None
+    before: tuple[int, ...] = ()
+    between: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+
+
+Vectors: TypeAlias = "NDArray[np.float32]"
+"""What became of one text: shape (1, width), or (tokens, width) if nothing was pooled."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedJob:
+    """Texts that become vectors. `inputs` are their token ids, at least one text of at least one token.
+
+    Tenants take turns. After `timeout_ms` from its submit the job fails, -1 for never.
+    """
+
+    inputs: tuple[tuple[int, ...], ...]
+    priority: Priority = Priority.NORMAL
+    tenant: str = ""
+    timeout_ms: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +165,8 @@ class TokenLogprobs:
 
     chosen: TokenProb
     top: tuple[TokenProb, ...]
+    rank: int = 0
+    """The place of the chosen one among all tokens, 1 for the most likely; 0 where nobody counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +185,8 @@ class Timings:
     draft_n_accepted: int = 0
     deadline: bool = False
     """Whether the job ended because its time was over."""
+    queue_ms: float = 0.0
+    """From the submit until the job got a slot. The prompt's time begins there: `queue_ms + prompt_ms` is the TTFT."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +209,19 @@ class Progress:
     cached: int
     processed: int
     time_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log probabilities of the prompt tokens from position `first` on, each given all tokens before it.
+
+    They come in order and without holes, before the first generated token. Only for jobs that ask for it.
+    """
+
+    id: str
+    slot: int
+    first: int
+    entries: tuple[TokenLogprobs, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +265,7 @@ class Cancelled:
     id: str
 
 
-Event = Started | Progress | Token | Finished | Failed | Cancelled
+Event = Started | Progress | PromptLogprobs | Token | Finished | Failed | Cancelled
 End = Finished | Failed | Cancelled
 
 
@@ -190,6 +293,37 @@ class Counters:
     """Runs that lost their slot to others because the KV cache was full."""
     n_tokens_max: int = 0
     """The longest sequence so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """How often values fell into buckets: `counts[i]` are those over `bounds[i - 1]` and up to `bounds[i]`, the last
+    ones those over all bounds. `total` is their sum."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What jobs that ended took since the start: seconds, and numbers of tokens. `ends` are how many jobs ended how:
+    a FinishReason's value, or `cancelled`, or `failed`."""
+
+    queue: Histogram
+    prefill: Histogram
+    first_token: Histogram
+    """From the submit to the first token (TTFT)."""
+    gap: Histogram
+    """Between two tokens of one job."""
+    per_token: Histogram
+    """A job's time from its first token to its last, by the tokens after the first."""
+    decode: Histogram
+    whole: Histogram
+    """From the submit to the end."""
+    prompt_tokens: Histogram
+    predicted_tokens: Histogram
+    ends: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,11 +388,69 @@ class CacheView:
     pins: tuple[PinView, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter that is loaded. `scale` is its factor where a request says nothing; ids are never used twice."""
+
+    id: int
+    path: str
+    scale: float = 1.0
+    task_name: str = ""
+    prompt_prefix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FimTokens:
+    """The tokens around the parts of a fill-in-the-middle prompt; `repo` and `separator` are -1 where there is none."""
+
+    prefix: int
+    suffix: int
+    middle: int
+    repo: int = -1
+    separator: int = -1
+
+
 class Inbox(Protocol):
     """Where the engine puts events: one call per step for all of an inbox's jobs, from the engine's thread."""
 
     def deliver(self, events: Sequence[Event]) -> None:
         """Take the events and return at once; never block, never raise."""
+
+
+class Matcher(Protocol):
+    """A job's constraint at work: it follows the generated tokens. One thread uses it."""
+
+    def apply(self, logits: NDArray[np.float32]) -> None:
+        """Set the logits of all tokens that must not come next to minus infinity; shape (n_vocab,), in place.
+
+        Raises RequestError for a grammar that cannot be followed any further.
+        """
+
+    def forced(self) -> Sequence[int]:
+        """The tokens that have to come next because nothing else may; often none. Changes nothing.
+
+        What they begin with is also all that `apply` leaves.
+        """
+
+    def accept(self, token: int) -> None:
+        """Go on by a token. Raises NativeError for one that may not come here."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the text is complete and nothing may follow, so that no end token is needed."""
+
+    def end_thinking(self) -> bool:
+        """Force the end of the reasoning from here on; False if the text is not inside one."""
+
+
+class Constraints(Protocol):
+    """Makes matchers, from constraints that were compiled before."""
+
+    def start(self, constraint: Constraint) -> Matcher:
+        """A matcher at the beginning of the text. Raises RequestError for a grammar that cannot be compiled."""
+
+    def prepare(self, matchers: Sequence[Matcher]) -> None:
+        """Compute what the next `apply` of each of them needs, all together. Needed by none, only faster."""
 
 
 class Tokenizer(Protocol):

@@ -178,9 +178,9 @@ def test_a_wrong_request_names_the_field(client: OpenAI) -> None:
 
 
 def test_what_is_not_supported_says_so(client: OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match=r"tools.*not supported yet"):
+    with pytest.raises(openai.BadRequestError, match=r"prediction.*not supported yet"):
         client.chat.completions.create(
-            model=MODEL, messages=MESSAGES, tools=[{"type": "function", "function": {"name": "f"}}]
+            model=MODEL, messages=MESSAGES, prediction={"type": "content", "content": "Red."}
         )
 
 

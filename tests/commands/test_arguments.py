@@ -284,6 +284,10 @@ def test_model_values(line: str, name: str, value: object) -> None:
         ("-no-kvu", "kv_unified", False),
         ("--rope-scale 4", "rope_freq_scale", 0.25),
         ("-np -1", "parallel", -1),
+        ("--control-vector a,b --control-vector c", "control_vectors", (("a", 1.0), ("b", 1.0), ("c", 1.0))),
+        ("--control-vector-scaled a:0.5,c:/b:-2", "control_vectors", (("a", 0.5), ("c:/b", -2.0))),
+        ("--control-vector-layer-range 5 20", "control_vector_layers", (5, 20)),
+        ("--control-vector-layer-range -1 -1", "control_vector_layers", (-1, -1)),
     ],
 )
 def test_context_values(line: str, name: str, value: object) -> None:
@@ -350,6 +354,10 @@ def test_unescape(text: str, expected: str) -> None:
         ("--chat-template-kwargs [1]", "--chat-template-kwargs must be a JSON object, but got '[1]'"),
         ("--chat-template-kwargs {", "--chat-template-kwargs must be a JSON object: "),
         ("file.gguf", "unrecognized arguments: file.gguf"),
+        ("--control-vector-scaled a.gguf", "--control-vector-scaled must be FILE:SCALE, as in x.gguf:0.5, but got"),
+        ("--control-vector-scaled a.gguf:x", "--control-vector-scaled must be a number, but got 'x'"),
+        ("--control-vector-layer-range 1 x", "--control-vector-layer-range must be an integer, but got 'x'"),
+        ("--control-vector-layer-range 1 -2", "--control-vector-layer-range must be between -1 and"),
     ],
 )
 def test_bad_values(line: str, message: str) -> None:
@@ -362,9 +370,8 @@ def test_bad_values(line: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("--lora a.gguf", "--lora is a llama-server flag that Minka does not support yet"),
-        ("--grammar x", "--grammar is a llama-server flag that Minka does not support yet"),
-        ("--control-vector-layer-range 1 2", "--control-vector-layer-range is a llama-server flag that Minka does not"),
+        ("--rpc x", "--rpc is a llama-server flag that Minka does not support yet"),
+        ("--tools x", "--tools is a llama-server flag that Minka does not support yet"),
         ("-md x", "-md is a llama-server flag that Minka does not support yet"),
         ("--draft 4", "--draft is a llama-server flag that has been removed: use --spec-draft-n-max or"),
         ("--no-mmap", "--no-mmap is a llama-server flag that has been removed: use --load-mode none"),
@@ -452,14 +459,14 @@ def test_variables_of_unsupported_flags_are_warned_of() -> None:
         "LLAMA_ARG_MMPROJ": "x.gguf",
         "LLAMA_ARG_CACHE_REUSE": "0",
         "LLAMA_ARG_CONTEXT_SHIFT": "off",
-        "LLAMA_ARG_EMBEDDINGS": "1",
+        "LLAMA_ARG_MODELS_DIR": "x",
         "LLAMA_ARG_FIT": "on",
         "LLAMA_ARG_CTX_SIZE": "5",
     }
-    mmproj, embeddings = foreign_env(env)
+    mmproj, models_dir = sorted(foreign_env(env))
     end = "is a llama-server flag that Minka does not support yet"
     assert mmproj == f"the environment variable LLAMA_ARG_MMPROJ has no effect: -mm {end}"
-    assert embeddings == f"the environment variable LLAMA_ARG_EMBEDDINGS has no effect: --embedding {end}"
+    assert models_dir == f"the environment variable LLAMA_ARG_MODELS_DIR has no effect: --models-dir {end}"
 
 
 # -- help
@@ -475,7 +482,7 @@ def test_help_shows_every_flag_once_with_default_and_variable() -> None:
     flat = " ".join(text.split())
     assert "-c, --ctx-size N size of the context" in flat
     assert "(default: 2048; env: LLAMA_ARG_BATCH)" in flat
-    assert "--lora" not in flat
+    assert not [flag for foreign in UNSUPPORTED for flag in foreign.flags if f" {flag} " in flat]
     assert text.startswith("usage: minka serve [options]\n")
 
 

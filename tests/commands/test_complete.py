@@ -3,10 +3,16 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from minka.terminal import output
+from minka.tools.cvector_run import write
+from minka.types import Timings
+from tests import tiny
 from tests.terminal.desk import Desk, desk, environment, oracle
 from tests.terminal.keyboard import Terminal
 
@@ -153,3 +159,113 @@ def test_at_a_terminal_the_last_line_is_ended(desk: Desk) -> None:
         terminal.wait("Once" + desk.complete("Once", 8) + "\n")
         assert terminal.wait_end() == 0
         assert terminal.echoes
+
+
+# -- prompt cache
+
+
+@pytest.fixture
+def timings(monkeypatch: pytest.MonkeyPatch) -> list[Timings]:
+    """Of each answer."""
+    found: list[Timings] = []
+
+    def note(timings: Timings, n_past: int, n_ctx: int) -> str:
+        found.append(timings)
+        return ""
+
+    monkeypatch.setattr(output, "timings_line", note)
+    return found
+
+
+def test_a_prompt_is_computed_once(desk: Desk, timings: list[Timings]) -> None:
+    words = ("complete", "-p", "Once upon a time", "-n", "8", "-v", "--prompt-cache", "cache")
+    first = desk.run(*words).text
+    assert first == "Once upon a time" + desk.complete("Once upon a time", 8)
+    assert desk.run(*words).text == first
+    assert timings[-1].prompt_n == 1
+    longer = desk.run("complete", "-p", "Once upon a time there", *words[3:]).text
+    assert longer == "Once upon a time there" + desk.complete("Once upon a time there", 8)
+    assert timings[-1].cache_n > 4
+    assert desk.run(*words).text == first
+
+
+def test_without_a_prompt_the_text_of_the_file_goes_on(desk: Desk) -> None:
+    whole = "Once upon" + desk.complete("Once upon", 24)
+    cache = ("--prompt-cache", "cache", "--prompt-cache-all")
+    assert whole.startswith(desk.run("complete", "-p", "Once upon", "-n", "8", *cache).text)
+    assert whole.startswith(desk.run("complete", "-n", "8", *cache).text)
+    assert desk.run("complete", "-n", "8", *cache).text == whole
+    Path("cache").unlink()
+    desk.run("complete", "-p", "Once upon", "-n", "8", *cache[:2])
+    again = desk.run("complete", "-n", "8", *cache[:2], "--no-display-prompt").text
+    assert again == desk.complete("Once upon", 8)
+
+
+def test_a_cache_can_be_left_as_it_is(desk: Desk) -> None:
+    desk.run("complete", "-p", "Once", "-n", "2", "--prompt-cache", "cache")
+    before = Path("cache").read_bytes()
+    words = ("complete", "-p", "Once upon a time", "-n", "4", "--prompt-cache", "cache", "--prompt-cache-ro")
+    assert desk.run(*words, "--prompt-cache-all").text == "Once upon a time" + desk.complete("Once upon a time", 4)
+    assert Path("cache").read_bytes() == before
+    desk.run("complete", "-p", "Once", "-n", "2", "--prompt-cache", "none", "--prompt-cache-ro")
+    assert not Path("none").exists()
+
+
+@pytest.mark.parametrize("writer", [tiny.write_swa, tiny.write_recurrent, tiny.write_hybrid])
+def test_other_kinds_of_memory(desk: Desk, timings: list[Timings], writer: Callable[[Path], Path]) -> None:
+    words = ("complete", "-m", str(writer(Path("other.gguf"))), "-p", "Once upon a time", "-n", "8", "-fa", "off", "-v")
+    plain = desk.run(*words).text
+    for _ in range(2):
+        assert desk.run(*words, "--prompt-cache", "cache").text == plain
+    assert timings[-1].prompt_n == 1
+
+
+def test_tokens_are_counted(desk: Desk) -> None:
+    err = desk.run("complete", "-p", "Once", "-n", "9", "-ptc", "4").err
+    lines = [line for line in err.splitlines() if line]
+    assert all(line.startswith("Tokens consumed so far = ") and line.endswith(" / 2048") for line in lines)
+    assert [int(line.split()[5]) % 4 for line in lines] == [0] * len(lines)
+    assert len(lines) in (2, 3)
+
+
+def test_flags_of_llama_completion_that_change_nothing(desk: Desk) -> None:
+    flags = (
+        "--simple-io",
+        "--color",
+        "off",
+        "-no-cnv",
+        "--no-warmup",
+        "--no-context-shift",
+        "--keep",
+        "3",
+        "-ptc",
+        "0",
+    )
+    assert desk.run("complete", "-p", "Once", "-n", "4", *flags).text == "Once" + desk.complete("Once", 4)
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("-i", "-p", "x"), "-i is a conversation, which is another command: minka chat"),
+        (("-p", "x", "--prompt-cache-all"), "need a file: --prompt-cache FILE"),
+        (("-p", "x", "--prompt-cache", "none/x"), "the folder of the prompt cache none/x does not exist"),
+        (("-p", "x", "--prompt-cache", "x", "--lora", "y"), "--prompt-cache and --lora exclude each other"),
+        (("-p", "x", "--prompt-cache", "other"), "other is no prompt cache"),
+        (("--prompt-cache", "new"), "there is no prompt"),
+    ],
+)
+def test_prompt_caches_that_cannot_be(desk: Desk, args: tuple[str, ...], says: str) -> None:
+    Path("other").write_text("something else")
+    result = desk.run("complete", *args)
+    assert result.code == 2
+    assert says in result.err.splitlines()[-1]
+
+
+def test_a_control_vector_changes_the_text(desk: Desk) -> None:
+    direction = np.random.default_rng(1).normal(size=64).astype(np.float32)
+    write(Path("c.gguf"), [direction], "llama")
+    flags = ("--control-vector-scaled", "c.gguf:4", "--control-vector-layer-range", "1", "1")
+    plain, steered = (desk.run("complete", "-p", "Once", "-n", "8", *words).text for words in ((), flags))
+    assert plain != steered
+    assert desk.run("complete", "-p", "Once", "-n", "8", "--control-vector", "none.gguf").code == 1

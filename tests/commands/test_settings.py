@@ -10,7 +10,7 @@ from minka.commands import chat, serve
 from minka.commands.arguments import Parser, resolve
 from minka.commands.settings import settings
 from minka.errors import UsageError
-from minka.params import ServerParams
+from minka.params import EmbeddingParams, ServerParams
 from minka.runtime import Settings
 
 
@@ -55,3 +55,15 @@ def test_who_chats_alone_has_the_whole_context() -> None:
 def test_deterministic_in_a_common_buffer_is_refused() -> None:
     with pytest.raises(UsageError, match="--deterministic and --kv-unified exclude each other"):
         serving("--deterministic -kvu")
+
+
+def test_only_a_server_embeds() -> None:
+    made = serving("--reranking --pooling cls --embd-normalize -1")
+    assert made.embedding == EmbeddingParams(rerank=True, pooling="cls", embd_normalize=-1)
+    assert serving("").embedding == EmbeddingParams()
+    assert chatting("").embedding is None
+
+
+def test_a_verbose_server_adds_the_native_answer() -> None:
+    assert serving("-v").generation.verbose
+    assert not serving("").generation.verbose

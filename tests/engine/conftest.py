@@ -6,6 +6,7 @@ from contextlib import ExitStack
 import pytest
 
 from minka.engine.memory import MemoryConfig
+from minka.types import Constraints
 from tests.engine.rig import Rig
 from tests.fakes import FakeBackend
 
@@ -22,10 +23,25 @@ def rig(unified: bool) -> Iterator[Callable[..., Rig]]:
     with ExitStack() as rigs:
 
         def make(
-            *, max_gap: float = 0.2, kept: MemoryConfig | None = None, shifts: bool = False, **options: object
+            *,
+            max_gap: float = 0.2,
+            kept: MemoryConfig | None = None,
+            shifts: bool = False,
+            deterministic: bool = False,
+            constraints: Constraints | None = None,
+            **options: object,
         ) -> Rig:
             options = {"unified": unified, **options}
             backend = FakeBackend(**options)  # type: ignore[arg-type]
-            return rigs.enter_context(Rig(backend, max_gap=max_gap, kept=kept, shifts=shifts))
+            return rigs.enter_context(
+                Rig(
+                    backend,
+                    max_gap=max_gap,
+                    kept=kept,
+                    shifts=shifts,
+                    deterministic=deterministic,
+                    constraints=constraints,
+                )
+            )
 
         yield make

@@ -16,7 +16,20 @@ from minka.engine.outbox import Outbox
 from minka.engine.slot import Run, Slot
 from minka.errors import UnavailableError
 from minka.params import SamplingParams
-from minka.types import Cancelled, End, Event, Failed, Finished, FinishReason, Job, Progress, Started, Token
+from minka.types import (
+    Cancelled,
+    Constraints,
+    End,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Job,
+    Progress,
+    Started,
+    Token,
+)
+from tests.fake_cells import kind_of
 from tests.fakes import Chunk, FakeBackend, FakeVocab, Script, tokens_of
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -97,6 +110,7 @@ class Rig:
         kept: MemoryConfig | None = None,
         shifts: bool = False,
         deterministic: bool = False,
+        constraints: Constraints | None = None,
     ) -> None:
         self.backend, self.clock, self._shifts = backend, backend.clock, shifts
         self.inbox = Recorder(self.clock)
@@ -111,6 +125,7 @@ class Rig:
             clock=self.clock,
             shifts=shifts,
             deterministic=deterministic,
+            constraints=constraints,
         )
         self._slots: list[Slot] = self.loop._slots
         assert backend.sliceable in (True, False), "found out while the context is empty, as the engine does"
@@ -211,7 +226,7 @@ def solo(job: Job, script: Script, vocab: FakeVocab, n_ctx_seq: int, *, shifts: 
             return Solo(tuple(generated), text, reason, word)
         if generated and len(context) >= n_ctx_seq:
             drop_some(context, job, n_ctx_seq, int(vocab.add_bos))
-        generated.append(script(context))
+        generated.append(script([*context, kind_of(job.lora)] if job.lora else context))
         context.append(generated[-1])
 
 

@@ -74,3 +74,27 @@ def test_a_preempted_run_comes_back_from_memory() -> None:
         sampled = sum(len(r.inbox.tokens(str(i))) for i in range(3))
         assert r.backend.n_computed < 3 * 20 + sampled + 16 * r.loop.counters.preempted
         r.expect_solo()
+
+
+def test_an_idle_engine_remembers_what_the_next_run_would_wait_for(unified: bool) -> None:
+    with Rig(FakeBackend(unified=unified, n_seq_max=2, n_ctx=1024), kept=KEPT) as r:
+        r.run(job("a", STORIES[0], 6), job("b", STORIES[1], 6))
+        known = [r.memory.known(list(STORIES[i].encode()), "") for i in range(2)]
+        assert not any(known)
+        while r.loop.rest():
+            r.loop.check()
+        known = [r.memory.known(list(STORIES[i].encode()), "") for i in range(2)]
+        # A split layout keeps a text in its own cells until another one needs them.
+        assert all(n >= len(STORIES[0]) - KEPT.block for n in known) == unified
+        assert not r.loop.rest()
+        r.run(job("c", STORIES[0], 6))
+        assert r.inbox.started("c").n_cached == len(STORIES[0]) - 1
+        r.expect_solo()
+
+
+def test_a_private_text_is_not_remembered_in_an_idle_moment(rig: Rigs) -> None:
+    r = rig(kept=KEPT, n_seq_max=2, n_ctx=1024)
+    r.run(job("a", STORIES[0], 6, cache_prompt=False))
+    while r.loop.rest():
+        r.loop.check()
+    assert not r.memory.known(list(STORIES[0].encode()), "")

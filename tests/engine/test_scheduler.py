@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from minka.engine.scheduler import (
     IDLE_CHUNK,
     MIN_CHUNK,
+    MIN_LANES,
+    PORTION,
     UNMEASURED_CHUNK,
     Grant,
     Scheduler,
@@ -155,20 +157,36 @@ def test_every_plan_is_within_its_bounds_and_wastes_nothing(
     kinds=st.lists(SLOT, min_size=1, max_size=8),
     n_batch=st.integers(8, 600),
 )
-def test_where_everyone_can_get_one_everyone_gets_one_and_equals_get_equal(
+def test_as_many_as_can_have_a_portion_are_served_the_oldest_always_and_equals_get_equal(
     kinds: list[tuple[str, int, int]], n_batch: int
 ) -> None:
     slots = made(kinds)
     plan = grants(measured(n_batch, prefill=1e-9), slots)
     prompts = [slot for slot in slots if slot.prefilling and slot.wait is None]
     weights = {slot.id: 1 + sum(s.wait is not None and s.wait.leader == slot.id for s in slots) for slot in prompts}
-    budget = sum(plan.get(slot.id, 0) for slot in prompts)
-    if budget >= len(prompts):
-        assert all(slot.id in plan for slot in prompts)
-    if budget >= sum(weights.values()):
-        hungry = [slot for slot in prompts if plan[slot.id] < slot.pending]
+    served = [slot for slot in prompts if slot.id in plan]
+    room = n_batch - sum(slot.pending for slot in slots if slot.generating)
+    budget = min(IDLE_CHUNK, room) if not any(slot.generating for slot in slots) else room
+    enough = min(len(prompts), max(budget, 0), max(MIN_LANES, budget // PORTION))
+    assert len(served) >= enough
+    assert len(served) == enough or sum(sorted(slot.pending for slot in served)[:-1]) < budget
+    if served:
+        assert min(slot.run.order for slot in prompts if slot.run) in {slot.run.order for slot in served if slot.run}
+    if sum(plan[slot.id] for slot in served) >= sum(weights[slot.id] for slot in served):
+        hungry = [slot for slot in served if plan[slot.id] < slot.pending]
         shares = [plan[slot.id] / weights[slot.id] for slot in hungry]
-        assert not shares or max(shares) - min(shares) <= len(prompts)
+        assert not shares or max(shares) - min(shares) <= len(served)
+
+
+def test_a_small_budget_is_for_the_oldest_prompt_and_the_one_that_needs_least() -> None:
+    slow = measured(prefill=0.01)  # 19 tokens
+    slots = [generating(0), *(prefilling(i, 4000 - i, order=9 - i) for i in range(1, 5)), prefilling(5, 20, order=9)]
+    assert grants(slow, slots) == {0: 1, 4: 9, 5: 10}
+
+
+def test_a_large_budget_is_for_all() -> None:
+    slots = [prefilling(i, 4000, order=i) for i in range(8)]
+    assert grants(measured(), slots) == dict.fromkeys(range(8), IDLE_CHUNK // 8)
 
 
 def test_nobody_starves_while_shorter_prompts_keep_coming() -> None:

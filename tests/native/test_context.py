@@ -364,10 +364,11 @@ def test_more_logits_than_there_can_be_are_refused(context: Contexts, logits: in
 
 
 def test_more_logits_than_a_batch_can_have_are_refused(context: Contexts) -> None:
-    made = context(n_batch=256)
+    made = context(n_batch=512)
     made.add(0, TEXT[:4], 0, logits=4)
+    many = [TEXT[0]] * (made.n_rows - 3)
     with pytest.raises(NativeError, match="logits rows"):
-        made.add(1, TEXT[:50], 0, logits=50)
+        made.add(1, many, 0, logits=len(many))
     assert made.decode() is Decoded.OK
 
 

@@ -122,7 +122,7 @@ def test_experts_are_told_by_token(tmp_path: Path) -> None:
 def test_memory_of_a_device_is_copied(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     direct, copied = Recorder(), Recorder()
     for recorder, is_host in ((direct, True), (copied, False)):
-        monkeypatch.setattr(observer._Hook, "_is_host", lambda self, tensor, answer=is_host: answer)
+        monkeypatch.setattr(observer.Hook, "_is_host", lambda self, tensor, answer=is_host: answer)
         context = _watch(model, recorder)
         _decode(context)
         context.close()

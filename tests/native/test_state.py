@@ -21,6 +21,7 @@ from minka.native.context import Context
 from minka.native.model import Model
 from minka.native.protocol import Decoded
 from minka.native.state import KvBlock, StateFormat
+from minka.native.state_layouts import adopt
 from minka.params import ContextParams, ModelParams
 from minka.types import Tokenizer
 from tests import tiny
@@ -644,3 +645,37 @@ def test_blocks_are_stored_and_read(saved: dict[str, tuple[StateFormat, bytes]])
             KvBlock.from_bytes(broken)
     with pytest.raises(NativeError):
         KvBlock.from_bytes(raw + b"\0")
+
+
+@pytest.mark.parametrize("into", [("on", True), ("on", False), ("off", True), ("off", False)])
+@pytest.mark.parametrize("out_of", [("on", True), ("on", False), ("off", True), ("off", False)])
+def test_a_state_of_another_layout_is_adopted(opened: Opener, out_of: tuple[str, bool], into: tuple[str, bool]) -> None:
+    source = opened("f16", flash_attn=out_of[0], kv_unified=out_of[1])
+    source.feed(1, TOKENS[:-1])
+    state = source.save(1)
+    target = opened("f16", flash_attn=into[0], kv_unified=into[1])
+    assert target.sliceable
+    expected = target.fresh(TOKENS)
+    assert target.restore(2, target.adopt(state))
+    assert target.length(2) == len(TOKENS) - 1
+    assert np.abs(target.feed(2, TOKENS[-1:]) - expected).max() < 0.02
+
+
+@pytest.mark.parametrize("unified", [True, False])
+def test_a_slot_file_goes_to_a_context_with_flash_attention(opened: Opener, unified: bool) -> None:
+    source = opened("f16", flash_attn="off", kv_unified=unified)
+    assert source.sliceable
+    source.feed(1, TOKENS[:-1])
+    target = opened("f16", flash_attn="on", kv_unified=unified)
+    expected = target.fresh(TOKENS)
+    assert not target.restore(2, source.save(1))
+    assert target.restore(2, source.portable(source.save(1)))
+    assert np.abs(target.feed(2, TOKENS[-1:]) - expected).max() < 0.02
+
+
+def test_a_state_that_is_none_is_left_alone(opened: Opener) -> None:
+    context = opened("f16")
+    learned = StateFormat.probe(context)
+    assert learned is not None
+    for raw in (b"", b"nonsense" * 10, struct.pack("=4siI", b"qsgg", 0, 2**31)):
+        assert adopt(learned, raw) is raw

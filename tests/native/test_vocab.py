@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minka.errors import RequestError
+from minka.errors import RequestError, UnavailableError
 from minka.native.model import Model
 from minka.native.vocab import Vocab
+from minka.params import ModelParams
+from tests.tiny_fixtures import TinyModels
 
 Load = Callable[[str], Model]
 KINDS = ["llama", "bpe"]
@@ -105,3 +107,20 @@ def test_many_threads_may_tokenize(vocab: Vocab) -> None:
     texts = [f"text number {i} 東京 " * 50 for i in range(16)]
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(lambda text: back(vocab, text), texts)) == texts
+
+
+def test_a_closed_model_has_no_vocabulary(tiny_models: TinyModels) -> None:
+    model = Model.load(tiny_models("llama"), ModelParams(n_gpu_layers=0))
+    vocab = model.vocab
+    model.close()
+    for use in (
+        lambda: vocab.tokenize("a", add_special=True, parse_special=True),
+        lambda: vocab.piece(300, special=True),
+        lambda: vocab.text(1),
+        lambda: vocab.is_eog(1),
+        lambda: vocab.eog,
+        lambda: vocab.suppressed,
+        lambda: vocab.fim,
+    ):
+        with pytest.raises(UnavailableError, match="the model is closed"):
+            use()

@@ -66,7 +66,7 @@ def test_an_assistants_message_at_the_end_is_continued() -> None:
         ({"messages": MESSAGES, "chat_template_kwargs": []}, "chat_template_kwargs"),
         ({"messages": MESSAGES, "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
         ({"messages": MESSAGES, "add_generation_prompt": "no"}, "add_generation_prompt"),
-        ({"messages": MESSAGES, "tools": [{}]}, "tools"),
+        ({"messages": MESSAGES, "tools": [{}]}, "tools[0].type"),
     ],
 )
 def test_a_bad_request_is_refused_by_the_path_of_what_is_wrong(body: dict[str, object], param: str) -> None:

@@ -6,7 +6,8 @@ from math import log
 import pytest
 
 from minka.errors import RequestError
-from minka.protocols.openai_completions import CompletionsExchange, decode, legacy_logprobs
+from minka.protocols.legacy_logprobs import legacy_logprobs
+from minka.protocols.openai_completions import CompletionsExchange, decode
 from minka.types import FinishReason, TokenLogprobs, TokenProb
 from tests.protocols.values import Play, at, frames, lines, made_served, probs, whole
 
@@ -95,7 +96,7 @@ def test_zero_log_probabilities_show_the_token_alone() -> None:
     exchange = completion(logprobs=0)
     assert exchange.jobs[0].sampling.n_probs == 1
     answer = whole(exchange, Play(["H"], logprobs=[probs("H", "h")]))
-    assert at(answer, "choices", 0, "logprobs", "top_logprobs") == [{}]
+    assert at(answer, "choices", 0, "logprobs", "top_logprobs") == [{"H": log(0.5)}]
 
 
 @pytest.mark.parametrize("value", [None, False])

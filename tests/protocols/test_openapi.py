@@ -14,11 +14,10 @@ from minka.errors import RequestError
 from minka.params import GenerationParams, SamplingParams, rows
 from minka.protocols.openapi import TOLD, openapi_object
 from minka.protocols.route import Completion, Computed, Prefill, discover
-from tests.protocols.values import at, made_served
+from tests.protocols.values import at, served_for
 
 Json = dict[str, object]
 
-SERVED = made_served()
 DOCUMENT = cast("Json", json.loads(json.dumps(openapi_object(), allow_nan=False)))
 SHARED_TABLES = ("Generation", "Sampling")
 ROUTES = {route.paths[0]: route for route in discover()}
@@ -48,7 +47,7 @@ def refusal(body: Json, path: str = "/completion") -> RequestError | None:
     """What a route says to a body, None if it takes it."""
     route = ROUTES[path]
     try:
-        (route.answer if isinstance(route, Computed) else route.decode)(body, SERVED)
+        (route.answer if isinstance(route, Computed) else route.decode)(body, served_for(path))
     except RequestError as error:
         return error
     return None
@@ -180,7 +179,7 @@ def test_a_routes_own_field_is_one_that_it_reads(path: str, name: str) -> None:
 def test_what_is_called_required_is_and_the_rest_is_not(path: str) -> None:
     example = dict(ROUTES[path].example)
     take = partial(refusal, path=path)
-    one_of = ("prompt", "messages") if isinstance(ROUTES[path], Prefill) else ()
+    one_of = ("prompt", "messages") if isinstance(ROUTES[path], Prefill) else ("documents", "texts")
     for field in ROUTES[path].fields:
         if field.name in one_of:
             continue

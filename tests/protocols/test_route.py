@@ -8,8 +8,8 @@ import pytest
 
 import minka.protocols
 from minka.protocols.openapi import openapi_object
-from minka.protocols.route import Completion, Prefill, discover
-from tests.protocols.values import made_served
+from minka.protocols.route import Completion, Embedding, Prefill, discover
+from tests.protocols.values import made_served, served_for
 
 SERVED = made_served()
 
@@ -35,6 +35,8 @@ def test_two_protocols_cannot_serve_one_path(tmp_path: Path, monkeypatch: pytest
 def test_a_routes_example_is_a_good_request(route: object) -> None:
     if isinstance(route, Completion | Prefill):
         assert route.decode(route.example, SERVED).jobs
+    elif isinstance(route, Embedding):
+        assert route.decode(route.example, served_for(route.paths[0])).job.inputs
     else:
         assert route.answer(route.example, SERVED)  # type: ignore[attr-defined]
 

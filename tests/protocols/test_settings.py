@@ -4,7 +4,7 @@ import json
 from dataclasses import fields, replace
 from math import inf
 
-from minka.params import SamplingParams
+from minka.params import GenerationParams, SamplingParams, rows
 from minka.protocols.settings import RANDOM_SEED, settings_object
 from minka.types import Job
 
@@ -14,6 +14,7 @@ SHORT = """
     dry_allowed_length dry_penalty_last_n mirostat mirostat_tau mirostat_eta adaptive_target adaptive_decay max_tokens
     n_predict n_keep n_discard ignore_eos stream n_probs min_keep chat_format reasoning_format reasoning_in_content
     generation_prompt samplers speculative.types timings_per_token post_sampling_probs backend_sampling lora
+    n_indent t_max_predict_ms n_cache_reuse cache_prompt priority timeout_ms
 """.split()  # noqa: SIM905 (a table)
 USER_TEXT = {
     "dry_sequence_breakers": "dry_penalty_last_n",
@@ -43,6 +44,27 @@ def test_what_may_hold_user_text_is_left_out_where_anybody_looks() -> None:
 
 def test_every_sampling_parameter_is_shown() -> None:
     assert {field.name for field in fields(SamplingParams)} <= settings_object(JOB, stream=False).keys()
+
+
+NOT_OF_A_JOB = {
+    "n_cmpl": "one job is one completion",
+    "id_slot": "the answer has the slot",
+    "cache_salt": "a secret",
+    "return_tokens": "how the answer is sent",
+    "return_progress": "how the answer is sent",
+    "sse_ping_interval": "how the answer is sent",
+    "response_fields": "how the answer is sent",
+    "verbose": "how the answer is sent",
+}
+"""Request fields of the parameter table that `generation_settings` does not show, with the reason."""
+
+
+def test_every_other_parameter_of_a_request_is_shown_too() -> None:
+    asked = {row.name for row in rows(GenerationParams) if row.param.http}
+    shown = settings_object(JOB, stream=False).keys()
+    assert asked - NOT_OF_A_JOB.keys() <= shown
+    assert not NOT_OF_A_JOB.keys() & shown
+    assert NOT_OF_A_JOB.keys() <= asked
 
 
 def test_values_are_the_jobs() -> None:

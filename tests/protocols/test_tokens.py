@@ -50,6 +50,9 @@ def test_pieces_are_text_or_bytes() -> None:
         ({"content": "a", "add_special": "yes"}, "add_special"),
         ({"content": "a", "parse_special": 1}, "parse_special"),
         ({"content": "a", "with_pieces": 0}, "with_pieces"),
+        ({"prompt": ["a"]}, "prompt"),
+        ({"prompt": "a", "add_special_tokens": 1}, "add_special_tokens"),
+        ({"messages": "hi"}, "messages"),
     ],
 )
 def test_what_cannot_be_tokenized_is_refused_by_its_path(body: dict[str, object], param: str) -> None:
@@ -58,10 +61,33 @@ def test_what_cannot_be_tokenized_is_refused_by_its_path(body: dict[str, object]
     assert caught.value.param == param
 
 
+@pytest.mark.parametrize(
+    ("body", "tokens", "spelled"),
+    [
+        ({"prompt": "ab"}, [BOS, 97, 98], None),
+        ({"prompt": "a", "add_special_tokens": False}, [97], None),
+        ({"prompt": "", "return_token_strs": True}, [BOS], ["<s>"]),
+        ({"messages": MESSAGES, "add_generation_prompt": False}, None, None),
+    ],
+)
+def test_vllms_names_get_vllms_answer(body: dict[str, object], tokens: list[int] | None, spelled: object) -> None:
+    answer = tokenize(body, SERVED)
+    assert isinstance(answer, dict)
+    assert list(answer) == ["count", "max_model_len", "tokens", "token_strs"]
+    assert (answer["count"], answer["max_model_len"]) == (len(answer["tokens"]), SERVED.n_ctx)
+    assert answer["token_strs"] == spelled
+    if tokens is not None:
+        assert answer["tokens"] == tokens
+    else:
+        whole = tokenize({"prompt": "<|im_start|>user\nhi<|im_end|>\n"}, SERVED)
+        assert isinstance(whole, dict)
+        assert answer["tokens"] == whole["tokens"]
+
+
 def test_ids_become_text_again() -> None:
-    assert detokenize({"tokens": [BOS, 97, TH]}, SERVED) == {"content": "<s>ath"}
-    assert detokenize({"tokens": [HALF]}, SERVED) == {"content": "\ufffd"}
-    assert detokenize({}, SERVED) == detokenize({"tokens": None}, SERVED) == {"content": ""}
+    assert detokenize({"tokens": [BOS, 97, TH]}, SERVED) == {"content": "<s>ath", "prompt": "<s>ath"}
+    assert detokenize({"tokens": [HALF]}, SERVED) == {"content": "\ufffd", "prompt": "\ufffd"}
+    assert detokenize({}, SERVED) == detokenize({"tokens": None}, SERVED) == {"content": "", "prompt": ""}
 
 
 @pytest.mark.parametrize(

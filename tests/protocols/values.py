@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 from types import MappingProxyType
 
 from minka.chat.template import select_template
 from minka.params import GenerationParams, SamplingParams
 from minka.protocols.exchange import Exchange
-from minka.protocols.served import ModelFacts, Served
+from minka.protocols.served import EmbeddingFacts, ModelFacts, Served
 from minka.types import (
+    Adapter,
     Event,
+    FimTokens,
     Finished,
     FinishReason,
     Job,
+    Pooling,
     Progress,
+    PromptLogprobs,
     Started,
     Timings,
     Token,
@@ -28,6 +32,7 @@ from minka.types import (
 from tests.fakes import FakeVocab
 
 NOTHING: Mapping[str, object] = MappingProxyType({})
+FIM = FimTokens(prefix=1, suffix=2, middle=3)
 
 
 def made_served(
@@ -40,6 +45,9 @@ def made_served(
     sampling: SamplingParams | None = None,
     generation: GenerationParams | None = None,
     name: str = "fake.gguf",
+    fim: FimTokens | None = FIM,
+    adapters: tuple[Adapter, ...] = (),
+    n_batch: int = 512,
 ) -> Served:
     """A model as protocols see it: bytes as tokens, ChatML."""
     vocab = vocab or FakeVocab()
@@ -69,7 +77,16 @@ def made_served(
         generation=generation or GenerationParams(),
         prefill_assistant=True,
         template_kwargs=NOTHING,
+        n_batch=n_batch,
+        fim=fim,
+        adapters=adapters,
     )
+
+
+def served_for(path: str) -> Served:
+    """A model that can do what a route is for: it ranks for a path of reranking, and embeds for all others."""
+    pooling = Pooling.RANK if "rerank" in path else Pooling.MEAN
+    return replace(made_served(), embeddings=EmbeddingFacts(pooling, width=8))
 
 
 def timings(predicted_n: int = 0, *, prompt_n: int = 5, cache_n: int = 0) -> Timings:
@@ -97,6 +114,7 @@ class Play:
     reason: FinishReason = FinishReason.EOS
     stop_word: str = ""
     logprobs: Sequence[TokenLogprobs] = ()
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
     progress: Sequence[int] = ()
     cache_n: int = 0
     truncated: bool = False
@@ -106,6 +124,8 @@ class Play:
         yield Started(job.id, 2, n_prompt, self.cache_n)
         for done in self.progress:
             yield Progress(job.id, 2, n_prompt, self.cache_n, done, 1.5)
+        for index, entry in enumerate(self.prompt_logprobs):
+            yield PromptLogprobs(job.id, 2, index + 1, (entry,))
         for index, text in enumerate(self.texts):
             token = ord(text[0]) if text else 65
             yield Token(job.id, 2, token, text, self._timings(n_prompt, index + 1), known.get(index))

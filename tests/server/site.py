@@ -19,11 +19,13 @@ from urllib.parse import urlsplit
 import httpx
 import uvloop
 from starlette.applications import Starlette
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minka.engine.engine import Engine, EngineConfig
 from minka.engine.memory import MemoryConfig
 from minka.native.model import Model
 from minka.params import ServerParams
+from minka.protocols.gcp import Vertex
 from minka.runtime import Runtime
 from minka.server.app import build_app
 from minka.server.listen import Server, bind, urls
@@ -51,11 +53,27 @@ def fake_runtime(
     return Runtime(cast("Model", _NoModel()), engine, served)
 
 
+def _in_small_letters(app: ASGIApp) -> ASGIApp:
+    """The application as httpx expects it: names of headers that do not insist on their spelling."""
+
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
+        async def lower(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [(bytes(name).lower(), value) for name, value in message["headers"]]
+            await send(message)
+
+        await app(scope, receive, lower)
+
+    return call
+
+
 class Site:
     """The application in this process, without a socket."""
 
-    def __init__(self, params: ServerParams | None = None, runtime: Runtime | None = None) -> None:
-        self.app = build_app(params or ServerParams())
+    def __init__(
+        self, params: ServerParams | None = None, runtime: Runtime | None = None, vertex: Vertex | None = None
+    ) -> None:
+        self.app = build_app(params or ServerParams(), vertex)
         self.app.state.minka.runtime = runtime
         self._runner = asyncio.Runner()
 
@@ -75,7 +93,7 @@ class Site:
         named = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
 
         async def send() -> httpx.Response:
-            transport = httpx.ASGITransport(self.app)
+            transport = httpx.ASGITransport(_in_small_letters(self.app))
             async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
                 return await client.request(method, path, content=content, headers=named)
 
@@ -157,6 +175,10 @@ class Connection:
     def send(self, path: str, **fields: object) -> None:
         """Send a request, and do not wait for its answer."""
         self._http.request("POST", path, json.dumps(fields), {"content-type": "application/json"})
+
+    def options(self, path: str, **headers: str) -> None:
+        """Ask what a page may do, as a browser does."""
+        self._http.request("OPTIONS", path, None, headers)
 
     def answer(self) -> http.client.HTTPResponse:
         """The head of the answer; its body can still be read."""

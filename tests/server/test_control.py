@@ -279,7 +279,7 @@ def samples(site: Site) -> dict[str, float]:
     answer = site.get("/metrics")
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
-    started = next(value for name, value in answer.headers.raw if name == b"Process-Start-Time-Unix")
+    started = next(value for name, value in answer.headers.raw if name == b"process-start-time-unix")
     assert int(started) > 1_600_000_000
     lines = [line.rsplit(" ", 1) for line in answer.text.splitlines() if not line.startswith("#")]
     return {name: float(value) for name, value in lines}

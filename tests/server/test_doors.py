@@ -14,7 +14,7 @@ from minka.params import ServerParams
 from minka.server.app import build_app
 from minka.server.auth import load_keys
 from tests.fakes import FakeBackend
-from tests.server.site import CHAT, MESSAGES, Site, error_of, fake_runtime
+from tests.server.site import CHAT, MESSAGES, Live, Site, error_of, fake_runtime
 
 PATHS = ("/v1/models", "/props", "/slots", "/nowhere", "/v1/models/x")
 
@@ -250,6 +250,19 @@ def test_a_preflight_is_answered_with_what_is_allowed(site: Site) -> None:
     assert response.headers["access-control-allow-origin"] == "https://a.com"
     assert response.headers["access-control-allow-methods"] == "GET, POST, DELETE, OPTIONS"
     assert response.headers["access-control-allow-headers"] == "*"
+
+
+def test_names_are_spelled_as_llama_server_spells_them() -> None:
+    """For clients that compare them as they are, although HTTP says that case means nothing."""
+    with FakeBackend() as backend, Live(fake_runtime(backend)) as live, live.connect() as connection:
+        connection.options(CHAT, origin="https://a.com")
+        names = {name for name, _ in connection.answer().getheaders() if name.lower().startswith("access-control")}
+        assert names == {
+            "Access-Control-Allow-Origin",
+            "Access-Control-Allow-Credentials",
+            "Access-Control-Allow-Methods",
+            "Access-Control-Allow-Headers",
+        }
 
 
 def test_a_page_can_read_errors_of_every_kind(site: Site, locked: Site, loading: Site) -> None:

@@ -226,7 +226,8 @@ def _own_logging() -> Iterator[None]:
         (("--port", "70000"), "--port"),
         (("--no-such-flag",), "--no-such-flag"),
         (("--ctx-size", "-5"), "--ctx-size"),
-        (("--lora", "x.gguf"), "--lora"),
+        (("--lora-scaled", "x.gguf"), "--lora-scaled"),
+        (("--lora-scaled", "x.gguf:much"), "--lora-scaled"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )

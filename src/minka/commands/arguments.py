@@ -17,7 +17,6 @@ from collections.abc import Collection, Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
-from minka import __version__
 from minka.errors import UsageError
 from minka.params import (
     GROUPS,
@@ -37,6 +36,7 @@ from minka.params import (
     samplers_from_letters,
     samplers_from_names,
 )
+from minka.version import VERSION
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -134,6 +134,19 @@ def _parse_bias(row: Row, text: str) -> tuple[tuple[int, float], ...]:
     return ((int(match[1]), bias if bias == -inf else float(limit(row, bias))),)
 
 
+def _parse_files(row: Row, text: str, syntax: Syntax) -> tuple[tuple[str, float], ...]:
+    """Files between commas, each with its factor behind a colon if the syntax says so."""
+    if syntax is not Syntax.SCALED:
+        return tuple((name, 1.0) for name in _parse_list(text))
+    found = []
+    for item in _parse_list(text):
+        name, colon, scale = item.rpartition(":")
+        if not name or not colon:
+            raise BadValueError(f"must be FILE:SCALE, as in x.gguf:0.5, but got {item!r}")
+        found.append((name, float(limit(row, _parse_float(scale)))))
+    return tuple(found)
+
+
 def parse_text(row: Row, text: str, syntax: Syntax | None = None) -> object:
     """The value that a text means for a row that is no bool.
 
@@ -152,6 +165,10 @@ def parse_text(row: Row, text: str, syntax: Syntax | None = None) -> object:
             return check_items(row, tuple(numbers))
         case Kind.BIASES:
             return _parse_bias(row, text)
+        case Kind.INTS:
+            return check_items(row, tuple(_parse_int(row, item) for item in text.split(",")))
+        case Kind.FILES:
+            return _parse_files(row, text, syntax)
         case _:
             return () if text == row.param.none else check_items(row, _parse_strings(text, syntax))
 
@@ -181,8 +198,9 @@ class _Set(argparse.Action):
     def __init__(
         self, option_strings: Sequence[str], dest: str, *, row: Row, syntax: Syntax, metavar: str, help: str
     ) -> None:
-        nargs = 0 if row.type is Kind.BOOL else None
-        super().__init__(option_strings, dest, nargs, default=argparse.SUPPRESS, metavar=metavar, help=help)
+        nargs = 0 if row.type is Kind.BOOL else row.param.n_values if row.param.n_values > 1 else None
+        words = tuple(metavar.split()) if nargs and nargs > 1 else metavar
+        super().__init__(option_strings, dest, nargs, default=argparse.SUPPRESS, metavar=words, help=help)
         self.row = row
         self.syntax = syntax
 
@@ -196,8 +214,9 @@ class _Set(argparse.Action):
         if self.row.type is Kind.BOOL:
             value: object = option_string not in self.row.param.negated
         else:
+            text = ",".join(values) if isinstance(values, list) else str(values)
             try:
-                value = parse_text(self.row, str(values), self.syntax)
+                value = parse_text(self.row, text, self.syntax)
                 if self.row.param.repeat and value:
                     value = check_items(self.row, (*getattr(namespace, self.dest, ()), *cast("tuple[object]", value)))
             except BadValueError as error:
@@ -275,7 +294,7 @@ def add_parameters(
             _add_row(group, _dest(cls, row), row)
     if llama_server:
         parser.add_argument("--usage", action="help", help=argparse.SUPPRESS)
-        parser.add_argument("--version", action="version", version=f"minka {__version__}", help="print the version")
+        parser.add_argument("--version", action="version", version=f"minka {VERSION}", help="print the version")
         for foreign, ignored in [(f, True) for f in IGNORED] + [(f, False) for f in UNSUPPORTED]:
             parser.add_argument(*foreign.flags, *foreign.negated, action=_Foreign, foreign=foreign, ignored=ignored)
 

@@ -14,7 +14,6 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from minka import __version__
 from minka.commands.arguments import parse_bool
 from minka.commands.bench_serve import configure_serve, run_serve
 from minka.commands.command import Command
@@ -22,6 +21,7 @@ from minka.commands.meter import Meter
 from minka.commands.placement import LAZY_MODES, NUMA_MODES, ListDevices, parse_overrides
 from minka.errors import UsageError
 from minka.params import CACHE_TYPES, INT32_MAX, LOAD_MODES, BadValueError, LogParams, ModelParams
+from minka.version import VERSION
 
 if TYPE_CHECKING:
     from minka.tools.bench_matrix import Matrix
@@ -100,7 +100,7 @@ def configure(parser: ArgumentParser) -> None:
 
 def _add_options(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("Options")
-    group.add_argument("--version", action="version", version=f"minka {__version__}", help="print the version")
+    group.add_argument("--version", action="version", version=f"minka {VERSION}", help="print the version")
     group.add_argument("-r", "--repetitions", type=int, default=5, metavar="N", help="runs of each test (default: 5)")
     group.add_argument("--delay", type=int, default=0, metavar="S", help="seconds of rest before a test (default: 0)")
     text = f"output on stdout, one of {', '.join(FORMATS)} (default: md)"

@@ -13,13 +13,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from minka import __version__
 from minka.commands.arguments import add_parameters, default_text, parse_bool, parse_text, resolve, unescape
 from minka.commands.command import Command
 from minka.commands.settings import GROUPS, settings
 from minka.errors import UsageError
 from minka.params import Kind, LogParams, Row
 from minka.terminal.options import OMITTED, ChatOptions, QuietParams
+from minka.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -174,7 +174,7 @@ def _reader(out: Output, options: ChatOptions, *, simple: bool, colors: bool) ->
 
 def _greet(screen: Screen, runtime: Runtime, system: str | None) -> None:
     served = runtime.served
-    screen.title(f"Minka {__version__}: {served.model.name} ({served.model.description})")
+    screen.title(f"Minka {VERSION}: {served.model.name} ({served.model.description})")
     screen.note(f"context {served.n_ctx:,} tokens{', with a system message' if system else ''}")
     screen.note("/help lists the commands; \\ at the end of a line goes on; Ctrl-C stops an answer, Ctrl-D leaves")
     screen.space()

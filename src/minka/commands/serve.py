@@ -10,13 +10,14 @@ import logging
 import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from minka.commands.arguments import add_parameters, foreign_env, resolve
 from minka.commands.command import Command
 from minka.commands.settings import GROUPS, settings
 from minka.errors import UnavailableError
-from minka.params import LogParams, ServerParams
+from minka.params import EmbeddingParams, LogParams, ServerParams
 
 if TYPE_CHECKING:
     import socket
@@ -31,7 +32,7 @@ log = logging.getLogger("minka.serve")
 
 def configure(parser: ArgumentParser) -> None:
     """All groups of parameters, and llama-server's other flags, which are refused by name."""
-    add_parameters(parser, *GROUPS, ServerParams, LogParams, llama_server=True)
+    add_parameters(parser, *GROUPS, EmbeddingParams, ServerParams, LogParams, llama_server=True)
 
 
 def run(args: Namespace) -> int:
@@ -40,6 +41,7 @@ def run(args: Namespace) -> int:
     from threading import Event
 
     from minka import logs
+    from minka.protocols.gcp import Vertex
     from minka.runtime import load
     from minka.server.app import build_app
     from minka.server.listen import bind
@@ -48,8 +50,10 @@ def run(args: Namespace) -> int:
     for line in foreign_env(os.environ):
         log.warning("%s", line)
     params = resolve(args, ServerParams, os.environ)
+    if (vertex := Vertex.from_env(os.environ)) is not None:
+        params = replace(params, port=vertex.port)
     wanted = settings(args, params)
-    app = build_app(params)
+    app = build_app(params, vertex)
     sockets = bind(params)
     stop = Event()
 
@@ -93,6 +97,8 @@ async def _serve(
         server.should_exit = True
         stop.set()
         await asyncio.wait((serving, loading))
+        if (batches := app.state.batches) is not None:
+            await batches.stop()
         if not loading.exception():
             loading.result().close()
     return 0
@@ -107,10 +113,12 @@ async def _started(app: App, model: Future[Runtime], urls: list[str]) -> Runtime
     gc.collect()
     gc.freeze()
     app.state.minka.runtime = runtime
+    if (batches := app.state.batches) is not None:
+        batches.start(runtime)
     served = runtime.served
     log.info("listening on %s", ", ".join(urls))
     log.info(
-        "model %s (%s), context %d tokens in each of %d slots",
+        "model %s (%s), context of up to %d tokens in each of %d slots",
         served.model.name,
         served.model.description,
         served.n_ctx,

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
 from argparse import Namespace
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minka.commands.arguments import resolve
@@ -15,23 +13,25 @@ from minka.params import (
     CacheParams,
     ChatParams,
     ContextParams,
+    EmbeddingParams,
     GenerationParams,
+    LogParams,
+    LoraParams,
     ModelParams,
     SamplingParams,
     ServerParams,
 )
 
 if TYPE_CHECKING:
-    from minka.engine.engine import EngineConfig
     from minka.runtime import Settings
 
-GROUPS = (ModelParams, ContextParams, CacheParams, SamplingParams, GenerationParams, ChatParams)
+GROUPS = (ModelParams, LoraParams, ContextParams, CacheParams, SamplingParams, GenerationParams, ChatParams)
 """Groups that `settings` reads."""
 
 
 def settings(args: Namespace, server: ServerParams | None = None) -> Settings:
     """The settings of a command line and the environment."""
-    from minka.runtime import Settings
+    from minka.runtime import Settings, engine_config
 
     cache, generation = resolve(args, CacheParams, os.environ), _generation(args)
     context = resolve(args, ContextParams, os.environ)
@@ -41,7 +41,9 @@ def settings(args: Namespace, server: ServerParams | None = None) -> Settings:
         sampling=resolve(args, SamplingParams, os.environ),
         generation=generation,
         chat=resolve(args, ChatParams, os.environ),
-        engine=_engine(cache, generation, server),
+        engine=engine_config(cache, generation, server.queue_size if server else 0),
+        lora=resolve(args, LoraParams, os.environ),
+        embedding=resolve(args, EmbeddingParams, os.environ) if server else None,
     )
 
 
@@ -55,35 +57,4 @@ def _one_buffer_a_slot(params: ContextParams, server: ServerParams | None) -> Co
 def _generation(args: Namespace) -> GenerationParams:
     """With `-v`, OpenAI answers carry the native one as well, as llama-server's do."""
     params = resolve(args, GenerationParams, os.environ)
-    return replace(params, verbose=True) if getattr(args, "verbose", False) else params
-
-
-def _engine(cache: CacheParams, generation: GenerationParams, server: ServerParams | None) -> EngineConfig:
-    from minka.engine.engine import EngineConfig
-    from minka.engine.memory import MemoryConfig
-
-    return EngineConfig(
-        queue_size=server.queue_size if server else 0,
-        max_gap_ms=cache.max_gap_ms,
-        memory=MemoryConfig(
-            limit=_cache_bytes(cache.cache_ram),
-            step=cache.checkpoint_min_step,
-            n_snapshots=cache.ctx_checkpoints,
-            clear_idle=cache.cache_idle_slots,
-        ),
-        disk=Path(cache.cache_disk).expanduser() if cache.cache_disk else None,
-        disk_limit=cache.cache_disk_size << 20,
-        shifts=cache.context_shift,
-        reuses=generation.n_cache_reuse > 0,
-        deterministic=cache.deterministic,
-    )
-
-
-def _cache_bytes(mebibytes: int) -> int:
-    """What --cache-ram means here: never more than a quarter of the machine's memory unless there is no limit."""
-    from minka.native.machine import total_memory
-
-    if mebibytes < 0:
-        return sys.maxsize
-    total = total_memory()
-    return min(mebibytes << 20, total // 4) if total is not None else mebibytes << 20
+    return replace(params, verbose=True) if resolve(args, LogParams, os.environ).verbose else params

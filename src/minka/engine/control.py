@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from minka.engine.sequences import Sequences
 from minka.engine.slot import Slot
 from minka.errors import MinkaError, NativeError, RequestError
 from minka.native.protocol import Backend
-from minka.types import CacheView, Counters, TierView
+from minka.types import Adapter, CacheView, Counters, TierView
 
 T = TypeVar("T")
 
@@ -79,8 +80,26 @@ class EraseSlot:
     reply: Future[int]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadAdapter:
+    """Load a LoRA adapter from a file; its `scale` is only noted."""
+
+    path: Path
+    scale: float
+    reply: Future[Adapter]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UnloadAdapter:
+    """Free an adapter as soon as no slot computes with it. Jobs that still want it then fail."""
+
+    id: int
+    reply: Future[None]
+
+
 SlotCommand = SaveSlot | RestoreSlot | EraseSlot
-Command = LookAtCache | Unpin | ClearCache | SlotCommand
+Waiting = SlotCommand | UnloadAdapter
+Command = LookAtCache | Unpin | ClearCache | LoadAdapter | Waiting
 
 
 class Control:
@@ -99,11 +118,11 @@ class Control:
         self._sequences = sequences
         self._counters = counters
         self._clock = clock
-        self._waiting: list[SlotCommand] = []
+        self._waiting: list[Waiting] = []
 
     @property
     def waits(self) -> bool:
-        """Whether a command waits for its slot."""
+        """Whether a command waits for slots."""
         return bool(self._waiting)
 
     def do(self, command: Command) -> None:
@@ -115,6 +134,11 @@ class Control:
                 _answer(reply, partial(self._sequences.memory.unpin, name))
             case ClearCache(reply):
                 _answer(reply, self._clear)
+            case LoadAdapter(path, scale, reply):
+                _answer(reply, partial(self._backend.load_adapter, path, scale))
+            case UnloadAdapter():
+                self._waiting.append(command)
+                self.settle()
             case _ if not 0 <= command.slot < len(self._slots):
                 refuse(command, RequestError("Invalid slot ID", param="id_slot"))
             case _:
@@ -124,12 +148,22 @@ class Control:
     def settle(self) -> None:
         """Carry out what waited for a slot that is free now, in the order it came."""
         for command in list(self._waiting):
-            slot = self._slots[command.slot]
-            if slot.idle or command.reply.cancelled():
+            if command.reply.cancelled() or self._is_free(command):
                 self._waiting.remove(command)
-                self._act(command, slot)
+                self._act(command)
 
-    def _act(self, command: SlotCommand, slot: Slot) -> None:
+    def _is_free(self, command: Waiting) -> bool:
+        """Whether no running job is in the way of a command."""
+        if not isinstance(command, UnloadAdapter):
+            return self._slots[command.slot].idle
+        runs = [slot.run for slot in self._slots if slot.run is not None]
+        return all(id != command.id for run in runs for id, _scale in run.job.lora)
+
+    def _act(self, command: Waiting) -> None:
+        if isinstance(command, UnloadAdapter):
+            _answer(command.reply, partial(self._backend.unload_adapter, command.id))
+            return
+        slot = self._slots[command.slot]
         match command:
             case SaveSlot(_, reply):
                 _answer(reply, partial(self._save, slot))
@@ -147,9 +181,11 @@ class Control:
     # -- slots -------------------------------------------------------------------------------------------------------
 
     def _save(self, slot: Slot) -> SlotState:
+        if slot.lora and slot.n_past:
+            raise RequestError("Unable to save slot: LoRA adapters computed its text, and a file does not tell which")
         if self._sequences.was_moved(slot):
             raise RequestError("Unable to save slot: a part of its text was moved, so it is not what its tokens give")
-        return SlotState(tuple(slot.tokens[: slot.n_past]), self._backend.save(slot.id))
+        return SlotState(tuple(slot.tokens[: slot.n_past]), self._backend.portable(self._backend.save(slot.id)))
 
     def _restore(self, slot: Slot, saved: SlotState, salt: str) -> None:
         n_vocab = self._backend.vocab.n_tokens
@@ -157,7 +193,7 @@ class Control:
             raise _unrestored("Restored prompt does not fit in the slot context")
         if not all(0 <= token < n_vocab for token in saved.tokens):
             raise _unrestored("Invalid tokens in slot save file")
-        if not self._sequences.restore(slot, saved.tokens, saved.state, salt):
+        if not self._sequences.restore(slot, saved.tokens, self._backend.adopt(saved.state), salt):
             raise _unrestored("No available space in KV cache or invalid slot save file")
         slot.last_used = self._clock()
 

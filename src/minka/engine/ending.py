@@ -10,15 +10,16 @@ from minka.types import FinishReason
 def ending(run: Run, token: int, backend: Backend, now: float, *, shifts: bool = False) -> FinishReason | None:
     """Why the run ends with this token, None if it goes on. `shifts`: a full context is shifted and ends nothing.
 
-    An end token counts before a limit that is reached at the same time: the text is whole.
+    An end token, or the end of a grammar, counts before a limit that is reached at the same time: the text is whole.
     """
     if run.text.stopped:
         return FinishReason.WORD
-    if backend.vocab.is_eog(token):
+    if backend.vocab.is_eog(token) or (run.matcher is not None and run.matcher.finished):
         return FinishReason.EOS
     run.timed_out = run.is_late(now)
     limited = (
-        0 <= run.job.n_predict <= run.n_generated
+        run.text.outdented
+        or 0 <= run.job.n_predict <= run.n_generated
         or (not shifts and len(run.context) >= backend.n_ctx_seq)
         or run.timed_out
         or _out_of_time(run, now)

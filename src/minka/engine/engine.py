@@ -6,7 +6,7 @@ import logging
 import secrets
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -20,16 +20,22 @@ from minka.engine.control import (
     ClearCache,
     Command,
     EraseSlot,
+    LoadAdapter,
     LookAtCache,
     RestoreSlot,
     SaveSlot,
     SlotState,
+    UnloadAdapter,
     Unpin,
     refuse,
 )
+from minka.engine.embed_plan import Ask
+from minka.engine.embedding import Embedding
+from minka.engine.embedding import refuse as refuse_embedding
 from minka.engine.inbox import ThreadInbox
 from minka.engine.loop import Loop
 from minka.engine.memory import Memory, MemoryConfig
+from minka.engine.metrics import Meters
 from minka.engine.outbox import Outbox
 from minka.engine.pace import Pace
 from minka.engine.prefix_cache import MIN_SHARED
@@ -44,8 +50,23 @@ from minka.errors import (
     UnavailableError,
     UsageError,
 )
+from minka.native.embeddings import EmbeddingBackend
 from minka.native.protocol import Backend
-from minka.types import CacheView, Cancelled, EngineView, Event, Failed, Finished, Inbox, Job
+from minka.types import (
+    Adapter,
+    CacheView,
+    Cancelled,
+    Constraints,
+    EmbedJob,
+    EngineView,
+    Event,
+    Failed,
+    Finished,
+    Inbox,
+    Job,
+    Measured,
+    Vectors,
+)
 
 log = logging.getLogger("minka.engine")
 
@@ -57,8 +78,8 @@ class EngineConfig:
     """`queue_size`: jobs that may wait for a slot. `max_gap_ms`: longest pause of a running stream. `memory`: what is
     kept of text that loses its cells. `disk`: directory of the tier below, `disk_limit` its bytes. `shifts`: a full
     context loses its middle and goes on. `reuses`: jobs will want parts of a text to be moved (`Job.n_cache_reuse`).
-    `deterministic`: a greedy job's text does not depend on other jobs. `check`: test laws after every step instead of
-    only when idle."""
+    `deterministic`: a greedy job's text does not depend on other jobs. `embeds`: get ready for embeddings at the start
+    and not when the first ones are asked for. `check`: test laws after every step instead of only when idle."""
 
     queue_size: int = 512
     max_gap_ms: int = 200
@@ -68,6 +89,7 @@ class EngineConfig:
     shifts: bool = False
     reuses: bool = False
     deterministic: bool = False
+    embeds: bool = False
     check: bool = False
 
 
@@ -82,6 +104,12 @@ class _Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class _EndThinking:
+    id: str
+    reply: Future[bool]
+
+
+@dataclass(frozen=True, slots=True)
 class _Look:
     reply: Future[EngineView]
 
@@ -91,34 +119,46 @@ class _Stop:
     pass
 
 
-_Message = _Submit | _Cancel | _Look | Command | _Stop
+_Message = _Submit | _Cancel | Ask | _EndThinking | _Look | Command | _Stop
 
 
 class Engine:
     """Runs jobs on a backend. Its methods may be called from any thread; events come from the engine's own."""
 
-    def __init__(self, backend: Backend, config: EngineConfig | None = None) -> None:
-        """Raises NotSupportedError if the model or the layout of its cache does not allow what the config asks for."""
+    def __init__(
+        self,
+        backend: Backend,
+        config: EngineConfig | None = None,
+        constraints: Constraints | None = None,
+        embedder: EmbeddingBackend | None = None,
+    ) -> None:
+        """`constraints` makes what follows a job's grammar, and without it no job may have one; `embedder` embeddings.
+
+        Raises NotSupportedError if the model or the layout of its cache does not allow what the config asks for."""
         self._backend = backend
         self._config = config or EngineConfig()
+        self._constrains = constraints is not None
         limits.check_config(self._config, backend)
         self._messages: SimpleQueue[_Message] = SimpleQueue()
         self._open: set[str] = set()
         self._lock = Lock()
         self._stopped = False
         self._pace = Pace()
+        self._meters = Meters()
         self._archive = self._open_archive()
         memory = Memory(backend, self._config.memory, self._archive)
         self._loop = Loop(
             backend,
-            Outbox(self._forget),
+            Outbox(self._forget, self._meters.observe),
             max_gap=self._config.max_gap_ms / 1e3,
             memory=memory,
             shifts=self._config.shifts,
             deterministic=self._config.deterministic,
+            constraints=constraints,
         )
         if memory.clears_idle and backend.kv_unified:
             log.debug("idle slots give their cells back when a request starts: __TEST_TAG_CACHE_IDLE_SLOTS_ENABLED__")
+        self._embedding = Embedding(embedder, max_gap=self._config.max_gap_ms / 1e3) if embedder else None
         self._thread = Thread(target=self._work, name="minka-engine", daemon=True)
         self._thread.start()
 
@@ -132,18 +172,37 @@ class Engine:
         seed = job.sampling.seed if job.sampling.seed >= 0 else secrets.randbits(32)
         run = Run(job, inbox, seed, perf_counter())
         with self._lock:
-            if self._stopped:
-                raise UnavailableError("the engine is stopping")
             if job.id in self._open:
                 raise RequestError(f"a job with the id {job.id} is running already", param="id")
-            if len(self._open) >= self._backend.n_seq_max + self._config.queue_size:
-                n_waiting = self._config.queue_size
-                raise QueueFullError(
-                    f"the queue is full: {n_waiting} requests wait already",
-                    retry_after=self._pace.retry_after(n_waiting),
-                )
-            self._open.add(job.id)
-            self._messages.put(_Submit(run))
+            self._put(job.id, _Submit(run))
+
+    def embed(self, job: EmbedJob) -> Future[tuple[Vectors, ...]]:
+        """The vectors of a job's texts, in their order; cancel the future to take the job back.
+
+        Raises NotSupportedError for a model that makes none, RequestError for a text that is too long, and like
+        `submit` QueueFullError and UnavailableError. What happens later is the future's exception.
+        """
+        if self._embedding is None:
+            raise NotSupportedError("this model makes no embeddings")
+        self._embedding.check(job, self._backend.vocab.n_tokens)
+        reply: Future[tuple[Vectors, ...]] = Future()
+        id = f"embed-{secrets.token_hex(8)}"
+        with self._lock:
+            self._put(id, Ask(job, reply, perf_counter()))
+        reply.add_done_callback(lambda _reply: self._forget(id))
+        return reply
+
+    def _put(self, id: str, message: _Submit | Ask) -> None:
+        """Send something that waits and has an end, if there is place for it. Needs the lock."""
+        if self._stopped:
+            raise UnavailableError("the engine is stopping")
+        if len(self._open) >= self._backend.n_seq_max + self._config.queue_size:
+            n_waiting = self._config.queue_size
+            raise QueueFullError(
+                f"the queue is full: {n_waiting} requests wait already", retry_after=self._pace.retry_after(n_waiting)
+            )
+        self._open.add(id)
+        self._messages.put(message)
 
     def _check(self, job: Job) -> None:
         n_vocab, n_ctx = self._backend.vocab.n_tokens, self._backend.n_ctx_seq
@@ -159,6 +218,8 @@ class Engine:
             )
         if job.n_cache_reuse:
             limits.check_reuse(self._config, self._backend)
+        if job.constraint is not None and not self._constrains:
+            raise NotSupportedError("this engine was made without constraints: it cannot follow a grammar")
         if job.pin:
             self._check_pin(job)
 
@@ -180,6 +241,16 @@ class Engine:
     def cancel(self, id: str) -> None:
         """End a job as soon as the running step is over; its last event is Cancelled. Unknown ids are ignored."""
         self._messages.put(_Cancel(id))
+
+    def end_thinking(self, id: str) -> Future[bool]:
+        """Let a job's reasoning end with the running step; False if no such job runs, or it is not inside one."""
+        reply: Future[bool] = Future()
+        with self._lock:
+            if self._stopped:
+                reply.set_result(False)
+            else:
+                self._messages.put(_EndThinking(id, reply))
+        return reply
 
     def stream(self, job: Job) -> Iterator[Event]:
         """Submit, and iterate over the events in this thread. Leaving the iteration early cancels the job.
@@ -210,6 +281,10 @@ class Engine:
                 self._messages.put(_Look(reply))
         return reply
 
+    def measured(self) -> Measured:
+        """What the jobs that ended took, as histograms."""
+        return self._meters.view()
+
     # -- cache and slots ---------------------------------------------------------------------------------------------
 
     def cache(self) -> Future[CacheView]:
@@ -238,6 +313,16 @@ class Engine:
         """Empty a slot, as soon as it is idle; how many tokens it held. What memory has of them stays."""
         return self._order(partial(EraseSlot, slot))
 
+    # -- adapters ----------------------------------------------------------------------------------------------------
+
+    def load_adapter(self, path: Path, scale: float) -> Future[Adapter]:
+        """Load a LoRA adapter between two steps. Raises ModelError in the reply for a file that is none."""
+        return self._order(partial(LoadAdapter, path, scale))
+
+    def unload_adapter(self, id: int) -> Future[None]:
+        """Free an adapter as soon as no slot computes with it; jobs that come later with it fail (NotFoundError)."""
+        return self._order(partial(UnloadAdapter, id))
+
     def _order(self, make: Callable[[Future[T]], Command]) -> Future[T]:
         reply: Future[T] = Future()
         command = make(reply)
@@ -256,6 +341,8 @@ class Engine:
         self._thread.join()
         if self._archive is not None:
             self._archive.close()
+        if self._embedding is not None:
+            self._embedding.close()
         self._backend.close()
 
     @property
@@ -283,8 +370,10 @@ class Engine:
     def _prepare(self) -> None:
         """What needs an empty context and may take a while: whether states can be cut, what the disk tier has."""
         self._backend.warm_up()
-        if self._config.memory.limit:
-            log.debug("states are kept %s", "in blocks" if self._backend.sliceable else "as a whole")
+        if self._embedding is not None and self._config.embeds:
+            self._embedding.warm_up()
+        in_blocks = self._backend.sliceable  # found out here also for slot files, which are turned to fit
+        log.debug("states are saved %s", "in blocks" if in_blocks else "as a whole")
         if self._archive is not None:
             log.info("the prefix cache on disk has %d blocks", self._archive.load_into(self._loop.memory.store))
 
@@ -300,14 +389,23 @@ class Engine:
             match self._messages.get():
                 case _Submit(run):
                     self._loop.queue.put(run)
+                case Ask(reply=vectors):
+                    refuse_embedding(vectors, UnavailableError("the server is stopping"))
                 case _Look(reply):
                     reply.cancel()
-                case LookAtCache() | Unpin() | ClearCache() | SaveSlot() | RestoreSlot() | EraseSlot() as command:
+                case _EndThinking(_, asked):
+                    asked.cancel()
+                case _Cancel() | _Stop():
+                    pass
+                case command:
                     refuse(command, UnavailableError("the engine is stopping"))
         self._abandon(UnavailableError("the server is stopping"), keep=True)
 
     def _step(self) -> None:
+        began = perf_counter()
         self._loop.step()
+        if self._embedding is not None:
+            self._embedding.step(self._loop.counters, perf_counter() - began if self._loop.busy else -1.0)
         if self._config.check or not self._loop.busy:
             self._loop.check()
 
@@ -322,6 +420,8 @@ class Engine:
 
     def _abandon(self, error: MinkaError, *, keep: bool = False) -> bool:
         try:
+            if self._embedding is not None:
+                self._embedding.abandon(error)
             self._loop.abandon(error, keep=keep)
         except Exception:
             log.exception("the backend cannot be emptied; the engine stops")
@@ -329,8 +429,8 @@ class Engine:
         return True
 
     def _take(self) -> Iterator[_Message]:
-        """Messages that are there; waits for one if there is nothing to compute."""
-        if not self._loop.busy:
+        """Messages that are there; waits for one if there is nothing to do."""
+        if not self._loop.busy and not self._embedding and not self._rest():
             yield self._messages.get()
         while True:
             try:
@@ -338,15 +438,30 @@ class Engine:
             except Empty:
                 return
 
+    def _rest(self) -> bool:
+        """Use an idle moment; False if there is nothing to do in it. A message that comes meanwhile is taken next."""
+        try:
+            return self._messages.empty() and self._loop.rest()
+        except Exception:
+            log.exception("an idle slot could not be remembered")
+            return False
+
     def _handle(self, message: _Message) -> bool:
         match message:
             case _Submit(run):
                 self._loop.queue.put(run)
+            case Ask():
+                assert self._embedding is not None, "embed() refuses what nobody can do"
+                self._embedding.put(message)
             case _Cancel(id):
                 self._loop.cancel(id)
             case _Look(reply):
                 if reply.set_running_or_notify_cancel():
-                    reply.set_result(self._loop.view())
+                    view, n_asks = self._loop.view(), len(self._embedding or ())
+                    reply.set_result(replace(view, n_queued=view.n_queued + n_asks))
+            case _EndThinking(id, asked):
+                if asked.set_running_or_notify_cancel():
+                    asked.set_result(self._loop.end_thinking(id))
             case _Stop():
                 return False
             case command:

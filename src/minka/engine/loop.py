@@ -9,27 +9,33 @@ from time import perf_counter
 from minka.engine import prefix_cache, reuse, scheduler
 from minka.engine.control import Control
 from minka.engine.ending import ending
-from minka.engine.logprobs import Distribution, after_sampling
 from minka.engine.memory import Memory, MemoryConfig
 from minka.engine.metrics import view_slot
 from minka.engine.one_at_a_time import CHUNK, OneAtATime
 from minka.engine.outbox import Outbox
+from minka.engine.picking import force, pick
 from minka.engine.prefix_cache import Placement
+from minka.engine.prompt_scores import rows_wanted, score
 from minka.engine.queue import Queue
 from minka.engine.scheduler import Grant, Scheduler
 from minka.engine.sequences import Sequences
 from minka.engine.shift import context_shift
 from minka.engine.slot import Run, Slot
-from minka.errors import DeadlineError, MinkaError, NativeError
+from minka.engine.turns import Turns
+from minka.errors import DeadlineError, MinkaError, NativeError, NotSupportedError
 from minka.native.protocol import Backend, Decoded
 from minka.types import (
     Cancelled,
+    Constraint,
+    Constraints,
     Counters,
     EngineView,
     Failed,
     Finished,
     FinishReason,
+    Matcher,
     Progress,
+    PromptLogprobs,
     Started,
     Token,
     TokenLogprobs,
@@ -48,6 +54,7 @@ class Loop:
     """Slots, queue and backend of one context. One thread calls it; nothing here waits or locks.
 
     `shifts`: a text that fills its context loses its middle and goes on. `deterministic`: see `one_at_a_time`.
+    `constraints`: for jobs that have one; without it they fail.
     """
 
     def __init__(
@@ -60,8 +67,10 @@ class Loop:
         clock: Clock = perf_counter,
         shifts: bool = False,
         deterministic: bool = False,
+        constraints: Constraints | None = None,
     ) -> None:
         self._backend = backend
+        self._constraints = constraints
         self._outbox = outbox
         self._clock = clock
         self._slots = [Slot(seq) for seq in range(backend.n_seq_max)]
@@ -69,7 +78,8 @@ class Loop:
         self._unit = min(CHUNK, backend.n_batch) if deterministic else 1
         memory = memory or Memory(backend, MemoryConfig())
         self._sequences = Sequences(backend, self._slots, memory, unit=self._unit)
-        self._scheduler = OneAtATime(self._unit) if deterministic else Scheduler(backend.n_batch, max_gap)
+        planner = OneAtATime(self._unit) if deterministic else Scheduler(backend.n_batch, max_gap)
+        self._scheduler = Turns(planner, backend.n_rows)
         self._n_admitted = 0
         self.memory = self._sequences.memory
         self.queue = Queue()
@@ -88,12 +98,25 @@ class Loop:
         for grant, row in rows:
             self._advance(self._slots[grant.slot], grant.n, row)
         self._outbox.send()
+        self._prepare()
         return bool(rows)
+
+    def rest(self) -> bool:
+        """Do a part of what the next run would wait for; False if nothing is left to do."""
+        return self._sequences.keep_one()
 
     @property
     def busy(self) -> bool:
         """Whether any run is in a slot or waits for one, or a command waits."""
         return bool(self.queue) or self.control.waits or any(not slot.idle for slot in self._slots)
+
+    def _prepare(self) -> None:
+        """Compute what may come next in constrained texts, while others read what came."""
+        if self._constraints is None:
+            return
+        runs = [slot.run for slot in self._slots if slot.run is not None and slot.generating]
+        if matchers := [run.matcher for run in runs if run.matcher is not None]:
+            self._constraints.prepare(matchers)
 
     def _drop_late(self) -> None:
         """End runs whose time was over before they gave anything. Those that generate end by themselves, with it."""
@@ -140,16 +163,19 @@ class Loop:
     def _start(self, run: Run, placement: Placement) -> None:
         slot = self._slots[placement.slot]
         try:
+            self._backend.check_adapters(run.job.lora)
             if run.sampler is None:
                 run.sampler = self._backend.sampler(run.job.sampling, run.seed)
                 run.sampler.accept(run.tokens)
+            if run.job.constraint is not None and run.matcher is None:
+                run.matcher = self._match(run.job.constraint)
             self._sequences.take(slot, placement, run)
         except MinkaError as error:
             self._outbox.put(run.inbox, Failed(run.job.id, error))
             self._close(run)
             return
         slot.tokens, slot.run, slot.wait = run.context, run, placement.wait
-        slot.salt, slot.private = run.job.cache_salt, not run.job.cache_prompt
+        slot.salt, slot.private, slot.lora = run.job.namespace, not run.job.cache_prompt, run.job.lora
         slot.last_job, slot.last_used = run.job, self._clock()
         if run.order < 0:
             self._n_admitted += 1
@@ -191,9 +217,10 @@ class Loop:
     # -- plan and decode ---------------------------------------------------------------------------------------------
 
     def _decode(self) -> list[tuple[Grant, int]]:
-        """Compute the planned batch; grants with the logits row of their last token, -1 if none was wanted."""
+        """Compute the planned batch; grants with the place of their last token in it, which is its logits row."""
         while grants := self._scheduler.plan(self._slots):
             began = self._clock()
+            self._backend.adapt(self._scheduler.adapters)
             rows = [self._fill(self._slots[grant.slot], grant.n) for grant in grants]
             try:
                 decoded = self._backend.decode()
@@ -207,14 +234,14 @@ class Loop:
         return []
 
     def _fill(self, slot: Slot, n: int) -> int:
-        wanted = n == slot.pending
+        assert slot.run is not None, "only slots with a run are granted tokens"
+        n_rows = max(int(n == slot.pending), rows_wanted(slot.run, slot.n_past, n))
         tokens = slot.tokens[slot.n_past : slot.n_past + n]
-        row = self._backend.add(slot.id, tokens, slot.n_past, logits=int(wanted))
-        return row if wanted else -1
+        return self._backend.add(slot.id, tokens, slot.n_past, logits=n_rows)
 
     def _observe(self, grants: Sequence[Grant], seconds: float) -> None:
         n_decode = sum(self._slots[grant.slot].generating for grant in grants)
-        n_prefill = sum(grant.n for grant in grants if not self._slots[grant.slot].generating)
+        n_prefill = sum(grant.n - self._slots[grant.slot].generating for grant in grants)
         self._scheduler.speed.observe(n_prefill, n_decode, seconds)
         self.counters.decode_calls += 1
         self.counters.busy_slots += len(grants)
@@ -241,6 +268,7 @@ class Loop:
         """Book the computed tokens; if they were the last ones, sample the next."""
         run = slot.run
         assert run is not None, "only slots with a run are granted tokens"
+        n_past = slot.n_past
         self._sequences.grow(slot, n)
         if self.memory.is_due(slot.n_past, slot.n_past - n):
             self._sequences.snapshot(slot)
@@ -248,12 +276,21 @@ class Loop:
         if not run.n_generated:
             self.counters.prompt_tokens += n
             self._progress(slot, run)
-        if row < 0:
-            return
         try:
-            self._sample(slot, run, row)
+            if run.scores:
+                self._score(slot, run, n_past, row)
+            if not slot.pending:
+                self._sample(slot, run, row)
         except MinkaError as error:
             self._drop(slot, error)
+
+    def _score(self, slot: Slot, run: Run, n_past: int, row: int) -> None:
+        """Tell the log probabilities of the prompt tokens that the step gives."""
+        first = run.n_scored + 1
+        entries = score(run, n_past, slot.n_past - n_past, row, self._backend.logits, self._backend.vocab)
+        run.n_scored += len(entries)
+        if entries:
+            self._outbox.put(run.inbox, PromptLogprobs(run.job.id, slot.id, first, entries))
 
     def _sample(self, slot: Slot, run: Run, row: int) -> None:
         now = self._clock()
@@ -266,7 +303,19 @@ class Loop:
         if run.job.n_predict == 0:
             self._finish(slot, run, FinishReason.LIMIT)
             return
-        token, logprobs = self._pick(run, row)
+        token, logprobs = pick(run, row, self._backend)
+        run.n_forced = 0
+        if self._accept(slot, run, token, logprobs, now):
+            return
+        for token in force(run, self._backend):
+            run.n_forced += 1
+            if self._accept(slot, run, token, None, now):
+                return
+        if len(run.context) >= self._backend.n_ctx_seq:
+            self._shift(slot, run)
+
+    def _accept(self, slot: Slot, run: Run, token: int, logprobs: TokenLogprobs | None, now: float) -> bool:
+        """Append a token and tell of it; whether the run ended with it."""
         run.append(token)
         if run.last_token:
             self.counters.predicted_steps += 1
@@ -277,10 +326,10 @@ class Loop:
         text = run.text.feed(self._backend.vocab.piece(token, special=special))
         run.has_new_line = run.has_new_line or "\n" in text
         self._outbox.put(run.inbox, Token(run.job.id, slot.id, token, text, run.timings(now), logprobs))
-        if reason := ending(run, token, self._backend, now, shifts=self._shifts):
+        reason = ending(run, token, self._backend, now, shifts=self._shifts)
+        if reason is not None:
             self._finish(slot, run, reason)
-        elif len(run.context) >= self._backend.n_ctx_seq:
-            self._shift(slot, run)
+        return reason is not None
 
     def _shift(self, slot: Slot, run: Run) -> None:
         """Make room for the token that comes next, in a context that has none left."""
@@ -291,17 +340,15 @@ class Loop:
         slot.tokens = run.context
         self._sequences.shift(slot, shift)
 
-    def _pick(self, run: Run, row: int) -> tuple[int, TokenLogprobs | None]:
-        assert run.sampler is not None, "a run in a slot has a sampler"
-        wanted, vocab = run.job.sampling, self._backend.vocab
-        if not wanted.n_probs:
-            return run.sampler.sample(row), None
-        if wanted.post_sampling_probs:
-            token = run.sampler.sample(row)
-            return token, after_sampling(token, run.sampler.candidates(), wanted.n_probs, vocab)
-        before = Distribution(self._backend.logits(row), wanted.n_probs)
-        token = run.sampler.sample(row)
-        return token, before.of(token, vocab)
+    def _match(self, constraint: Constraint) -> Matcher:
+        if self._constraints is None:
+            raise NotSupportedError("this engine was made without constraints: it cannot follow a grammar")
+        return self._constraints.start(constraint)
+
+    def end_thinking(self, id: str) -> bool:
+        """Let a running job's reasoning end now; False if no such job is inside one."""
+        runs = [slot.run for slot in self._slots if slot.run is not None and slot.run.job.id == id]
+        return any(run.matcher is not None and run.matcher.end_thinking() for run in runs)
 
     # -- ends --------------------------------------------------------------------------------------------------------
 

@@ -30,8 +30,8 @@ class OneAtATime:
         self.speed = Speed()
         """Measured for nobody: the shapes here do not follow it."""
 
-    def plan(self, slots: Sequence[Slot]) -> list[Grant]:
-        """The grant of the next step, or none if there is nothing to compute."""
+    def plan(self, slots: Sequence[Slot], others: Sequence[Slot] = ()) -> list[Grant]:
+        """The grant of the next step, or none if there is nothing to compute; nothing depends on `others`."""
         streams = [slot for slot in slots if slot.generating]
         prompts = [slot for slot in slots if slot.prefilling and slot.wait is None]
         if slot := next((slot for slot in streams if slot.id > self._stream), None):

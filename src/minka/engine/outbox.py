@@ -8,15 +8,20 @@ from minka.types import Cancelled, Event, Failed, Finished, Inbox
 
 
 class Outbox:
-    """Collects events and delivers them on `send`. `on_end` is called with the id of each job that ended."""
+    """Collects events and delivers them on `send`.
 
-    def __init__(self, on_end: Callable[[str], None]) -> None:
-        self._on_end = on_end
+    `on_end` is called with the id of each job that ended, `observe` with each event.
+    """
+
+    def __init__(self, on_end: Callable[[str], None], observe: Callable[[Event], None] | None = None) -> None:
+        self._on_end, self._observe = on_end, observe
         self._events: dict[int, tuple[Inbox, list[Event]]] = {}
 
     def put(self, inbox: Inbox, event: Event) -> None:
         """Add an event for an inbox."""
         self._events.setdefault(id(inbox), (inbox, []))[1].append(event)
+        if self._observe is not None:
+            self._observe(event)
         if isinstance(event, Finished | Failed | Cancelled):
             self._on_end(event.id)
 

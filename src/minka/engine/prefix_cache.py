@@ -79,7 +79,7 @@ def place(
 
 def may_share(run: Run, slot: Slot) -> bool:
     """Whether a run may start from what a slot holds."""
-    return slot.salt == run.job.cache_salt and not slot.private
+    return slot.salt == run.job.namespace and not slot.private
 
 
 def _usable(run: Run, slot: Slot, floor: int, unit: int) -> int:
@@ -92,7 +92,7 @@ def _usable(run: Run, slot: Slot, floor: int, unit: int) -> int:
 
 def _common(run: Run, slot: Slot, limit: int, unit: int) -> int:
     tokens = run.context
-    n = min(common_prefix(tokens, slot.tokens[:limit]), len(tokens) - 1)
+    n = min(common_prefix(tokens, slot.tokens[:limit]), len(tokens) - 1, run.n_reusable)
     return n - n % unit
 
 

@@ -63,7 +63,7 @@ def improve(
     without moving. `movable[i]` is the first position of slot i's sequence that can be moved, the rest as in `place`.
     What is to be pinned is computed.
     """
-    if not run.job.cache_prompt or run.job.pin:
+    if not run.job.cache_prompt or run.job.pin or run.scores:
         return placement
     pinned = run.job.id_slot if only < 0 else only
     best, n = placement, placement.wait.n if placement.wait else max(placement.n_reuse, n_known)

@@ -21,6 +21,13 @@ MIN_CHUNK = 8
 UNMEASURED_CHUNK = 32
 """Prompt tokens beside running streams while no speed was measured yet."""
 
+PORTION = 16
+"""Prompt tokens under which parts of several prompts cost clearly more than a larger part of one, because each sequence
+of a batch has a cost of its own: 85 ms for 8 tokens of one prompt, 141 ms for 2 of each of four."""
+
+MIN_LANES = 2
+"""Prompts that a step always has room for: the oldest, and one that is done soon."""
+
 GAP_IN_STEPS = 3
 """A gap of this many decode steps is never too long, however slow the model."""
 
@@ -66,25 +73,29 @@ class Scheduler:
         self._max_gap = max_gap
         self.speed = Speed()
 
-    def plan(self, slots: Sequence[Slot]) -> list[Grant]:
+    def plan(self, slots: Sequence[Slot], others: Sequence[Slot] = ()) -> list[Grant]:
         """Grants for the next step, in slot order, at most one a slot; empty if there is nothing to compute.
 
-        Slot order keeps the lanes of decode steps stable, which lets libllama reuse its graph.
+        Slot order keeps the lanes of decode steps stable, which lets libllama reuse its graph. `others` wait for the
+        step, as they cannot be computed together with `slots`.
         """
         decode = {slot.id: slot.pending for slot in slots if slot.generating}
         waiting = [slot for slot in slots if slot.prefilling and slot.wait is None]
         room = self._n_batch - sum(decode.values())
-        budget = min(room, self._budget(len(decode)), max(MIN_CHUNK, room))
+        n_streams = len(decode) + sum(slot.generating for slot in others)
+        n_turns = 1 + len({slot.lora for slot in others})
+        budget = min(room, self._budget(n_streams, n_turns), max(MIN_CHUNK, room))
         prefill = _share(budget, waiting, _followers(slots)) if budget > 0 else {}
         grants = decode | prefill
         return [Grant(slot, grants[slot]) for slot in sorted(grants)]
 
-    def _budget(self, n_decode: int) -> int:
-        if not n_decode:
+    def _budget(self, n_streams: int, n_turns: int) -> int:
+        """Prompt tokens of a step. Where several sets of adapters take turns, a stream waits for a step of each."""
+        if not n_streams:
             return IDLE_CHUNK
         if not self.speed.prefill or not self.speed.decode:
             return UNMEASURED_CHUNK
-        gap = max(self._max_gap, GAP_IN_STEPS * self.speed.decode)
+        gap = max(self._max_gap / n_turns, GAP_IN_STEPS * self.speed.decode)
         return max(MIN_CHUNK, int((gap - self.speed.decode) / self.speed.prefill))
 
 
@@ -94,19 +105,33 @@ def _followers(slots: Sequence[Slot]) -> Counter[int]:
 
 
 def _share(budget: int, slots: Sequence[Slot], followers: Counter[int]) -> dict[int, int]:
-    """Split the budget in proportion to weight; what a short prompt does not need goes to the others.
-
-    Everyone gets a token. Where there are fewer tokens than slots the oldest runs get them, so that nobody starves.
-    """
+    """Split the budget in proportion to weight; what a short prompt does not need goes to the others."""
     grants: dict[int, int] = {}
-    served = sorted(slots, key=lambda slot: _run(slot).order)[:budget]
-    left = sorted(served, key=lambda slot: slot.pending / (1 + followers[slot.id]))
+    left = sorted(_served(budget, slots, followers), key=lambda slot: _weighted(slot, followers))
     for index, slot in enumerate(left):
         total = sum(1 + followers[other.id] for other in left[index:])
         part = -(-budget * (1 + followers[slot.id]) // total)
         grants[slot.id] = n = min(part, slot.pending, budget - (len(left) - index - 1))
         budget -= n
     return grants
+
+
+def _served(budget: int, slots: Sequence[Slot], followers: Counter[int]) -> list[Slot]:
+    """The prompts that get a part: the oldest, so that none starves, and of the others those that need least: as many
+    as can have PORTION tokens, and more while these need less than the budget."""
+    in_age = sorted(slots, key=lambda slot: _run(slot).order)
+    served: list[Slot] = []
+    needed = 0
+    for slot in in_age[:1] + sorted(in_age[1:], key=lambda slot: _weighted(slot, followers)):
+        if len(served) >= max(MIN_LANES, budget // PORTION) and needed >= budget:
+            break
+        served.append(slot)
+        needed += slot.pending
+    return served[:budget]
+
+
+def _weighted(slot: Slot, followers: Counter[int]) -> float:
+    return slot.pending / (1 + followers[slot.id])
 
 
 def victim(slots: Sequence[Slot]) -> Slot | None:

@@ -59,7 +59,7 @@ class Sequences:
         """How many tokens of a run the memory could bring back; the last one is always computed, for its logits."""
         if not run.job.cache_prompt or not self._remembers:
             return 0
-        n = self.memory.known(run.context[:-1], run.job.cache_salt)
+        n = min(self.memory.known(run.context[:-1], run.job.namespace), run.n_reusable)
         return n - n % self._unit
 
     @property
@@ -105,7 +105,7 @@ class Sequences:
         if slot.id in self._lent or n_known < n + MIN_SHARED:
             return None
         start = n if self._backend.kv_unified else 0
-        found = self.memory.fetch(run.context[:n_known], run.job.cache_salt, start)
+        found = self.memory.fetch(run.context[:n_known], run.job.namespace, start)
         return found if found.n >= n + MIN_SHARED else None
 
     def _share(self, source: int, slot: Slot, n: int) -> None:
@@ -194,7 +194,7 @@ class Sequences:
             self._forget(slot)
             return False
         self._cells.extend(slot.id, len(tokens))
-        slot.tokens, slot.n_past, slot.salt, slot.private = list(tokens), len(tokens), salt, False
+        slot.tokens, slot.n_past, slot.salt, slot.private, slot.lora = list(tokens), len(tokens), salt, False, ()
         return True
 
     def _proves(self, seq: int, n: int) -> bool:
@@ -219,6 +219,16 @@ class Sequences:
         if idle:
             self.evict(min(idle, key=lambda slot: slot.last_used))
         return bool(idle)
+
+    def keep_one(self) -> bool:
+        """Remember the text of one idle slot, for which the next run would wait. False if there is none to do."""
+        if not self.memory.clears_idle or not self._backend.kv_unified:
+            return False
+        slot = next((slot for slot in self._slots if slot.idle and slot.n_past != slot.n_kept), None)
+        if slot is not None:
+            self._keep(slot)
+            slot.n_kept = slot.n_past
+        return slot is not None
 
     def _keep(self, slot: Slot) -> None:
         """Remember what a sequence holds. Where that fails it is computed again, so nobody has to know."""

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from minka.engine.shift import Shift
 from minka.engine.text import TextStream
 from minka.native.protocol import Sampler
-from minka.types import Inbox, Job, Timings
+from minka.params import Adapters
+from minka.types import Inbox, Job, Matcher, Timings
 
 ALL = 2**62
 """More positions than there can be."""
@@ -31,6 +32,12 @@ class Run:
     """What its sequence is to hold: all tokens (the very same list), or after a context shift those that are left."""
     text: TextStream = field(init=False)
     sampler: Sampler | None = None
+    matcher: Matcher | None = None
+    """What follows its constraint; it has seen what was generated, also when the run lost its slot."""
+    n_scored: int = 0
+    """Prompt tokens whose rows were read, if the log probabilities of the prompt are wanted."""
+    n_forced: int = 0
+    """Tokens that its constraint appended behind the one that was sampled last."""
     turn: int = 0
     """Its turn in the queue, between tenants."""
     order: int = -1
@@ -52,7 +59,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.tokens = self.context = list(self.job.prompt)
-        self.text = TextStream(self.job.stop)
+        self.text = TextStream(self.job.stop, self.job.n_indent)
 
     def append(self, token: int) -> None:
         """Add a generated token."""
@@ -75,6 +82,16 @@ class Run:
         """Tokens generated so far."""
         return len(self.tokens) - self.n_prompt
 
+    @property
+    def scores(self) -> bool:
+        """Whether there are prompt tokens whose log probabilities are still to be told."""
+        return self.job.prompt_logprobs >= 0 and self.n_scored < self.n_prompt - 1
+
+    @property
+    def n_reusable(self) -> int:
+        """Tokens that may be taken over from others: what is taken over gives no logits."""
+        return self.n_scored if self.scores else ALL
+
     def is_late(self, now: float) -> bool:
         """Whether its time is over."""
         return self.job.timeout_ms >= 0 and (now - self.submitted) * 1e3 > self.job.timeout_ms
@@ -91,6 +108,7 @@ class Run:
             draft_n=self.n_draft,
             draft_n_accepted=self.n_accepted,
             deadline=self.timed_out,
+            queue_ms=(self.started - self.submitted) * 1e3,
         )
 
 
@@ -119,9 +137,13 @@ class Slot:
     last_used: float = 0.0
     last_job: Job | None = None
     salt: str = ""
-    """The salt of the tokens it holds."""
+    """The namespace of the tokens it holds, see `Job.namespace`."""
+    lora: Adapters = ()
+    """The LoRA adapters that computed what it holds, and compute what comes."""
     private: bool = False
     """Whether nobody else may start from what it holds."""
+    n_kept: int = 0
+    """`n_past` when memory was last told of its text while it was idle."""
     n_sound: int = ALL
     """Others may start from so many of its tokens: from there on it holds something else than they would compute."""
 
@@ -137,8 +159,8 @@ class Slot:
 
     @property
     def generating(self) -> bool:
-        """Whether its next step yields a token with nothing but sampled tokens to compute."""
-        return self.run is not None and self.run.n_generated > 0 and self.pending == 1
+        """Whether its next step yields a token with nothing to compute but what the last step appended."""
+        return self.run is not None and self.run.n_generated > 0 and 0 < self.pending <= 1 + self.run.n_forced
 
     @property
     def prefilling(self) -> bool:

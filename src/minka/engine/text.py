@@ -21,14 +21,21 @@ class TextStream:
     """Takes the bytes of one token after another and says what text is safe to show.
 
     Of several stop strings the one that starts first in the text wins; of two that start together, the shorter.
+    With `n_indent` over 0 the text ends in front of the first character that is no space or tab in a line that has
+    fewer of these before it; so an empty line ends it. Its first line only goes on another one, and may begin anyhow.
     """
 
-    def __init__(self, stop: tuple[str, ...] = ()) -> None:
+    def __init__(self, stop: tuple[str, ...] = (), n_indent: int = 0) -> None:
         self._stop = tuple(word for word in stop if word)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
         self.stop_word = ""
         """The stop string that ended the text, empty so far."""
+        self._n_indent = n_indent
+        self._indent: int | None = None
+        """Spaces and tabs of the line so far, None once it has anything else (and in the first line)."""
+        self.outdented = False
+        """Whether a line with too little before it ended the text; nothing more should be fed then."""
 
     @property
     def stopped(self) -> bool:
@@ -40,17 +47,33 @@ class TextStream:
         self._held += self._decoder.decode(piece)
         match, partial = self._match(), self._partial()
         if match and match.start <= partial:
-            return self._end(match)
+            return self._indented(self._end(match))
         # Something from `partial` on may become a stop string that starts before any complete one.
         shown, self._held = self._held[:partial], self._held[partial:]
-        return shown
+        return self._indented(shown)
 
     def flush(self) -> str:
         """The end of the text: what was withheld and is no stop string. An unfinished character becomes U+FFFD."""
+        if self.outdented:
+            return ""
         self._held += self._decoder.decode(b"", final=True)
         if match := self._match():
-            return self._end(match)
+            return self._indented(self._end(match))
         shown, self._held = self._held, ""
+        return self._indented(shown)
+
+    def _indented(self, shown: str) -> str:
+        """The text up to where a line ends it that is indented too little."""
+        if not self._n_indent:
+            return shown
+        for index, character in enumerate(shown):
+            if self._indent is not None and character in " \t":
+                self._indent += 1
+            elif self._indent is not None and self._indent < self._n_indent:
+                self.outdented, self.stop_word, self._held = True, "", ""
+                return shown[:index]
+            else:
+                self._indent = 0 if character == "\n" else None
         return shown
 
     def _end(self, match: Match) -> str:

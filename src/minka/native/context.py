@@ -7,32 +7,39 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
 from hashlib import blake2b
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from minka.errors import ModelError, NativeError, RequestError
+from minka.native.attention import SHORT_UBATCH, prefers_plain
 from minka.native.batch import Batch
+from minka.native.context_params import FLASH_ATTN, context_params
+from minka.native.control_vector import steer
 from minka.native.library import Library, library
-from minka.native.machine import available_memory, physical_cores
+from minka.native.machine import available_memory
 from minka.native.model import Model
 from minka.native.positions import can_turn
 from minka.native.protocol import Block, Decoded, Logits, Sampler
 from minka.native.samplers import Chain, Greedy, biases, picks_maximum
 from minka.native.state import KvBlock, StateFormat
+from minka.native.state_layouts import adopt, portable
 from minka.native.vocab import Vocab
-from minka.params import ContextParams, SamplingParams
+from minka.params import Adapters, ContextParams, SamplingParams
+from minka.types import Adapter
 
 if TYPE_CHECKING:
     from llama_cpp.llama_cpp import llama_context_params
 
-# ggml_type numbers; llama_cpp lacks some of the constants.
-KV_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, "iq4_nl": 20, "q5_0": 6, "q5_1": 7}
 _BITS = {"f32": 32, "f16": 16, "bf16": 16, "q8_0": 8.5, "q4_0": 4.5, "q4_1": 5, "iq4_nl": 4.5, "q5_0": 5.5, "q5_1": 6}
-_FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
-_ROPE_SCALING = {"": -1, "none": 0, "linear": 1, "yarn": 2}
+_ROW_BYTES, _MIN_ROWS, _MAX_ROWS = 32 << 20, 64, 256
 DEFAULT_SLOTS = 4
 """Sequences when --parallel is not given, as in llama-server."""
+
+
+class TextlessError(ModelError):
+    """The model has no KV cache: all that it can do is to embed texts."""
 
 
 class Context:
@@ -49,7 +56,7 @@ class Context:
         # One more sequence in the shared pool, to which states are restored before they are appended to another.
         self._scratch = self.n_seq_max if self.kv_unified and self.n_seq_max < limit else None
         wanted = _context_length(model, params, self.n_seq_max)
-        _check_memory(model, params, wanted)
+        self._check_room(params, wanted)
         native = self._native_params(params, wanted)
         self._rope = tuple(getattr(native, name) for name, *_ in native._fields_ if name.startswith(("rope", "yarn")))
         with self._lib.errors() as errors:
@@ -59,8 +66,16 @@ class Context:
         self._memory = self._fast.llama_get_memory(self._context)
         if not self._memory or model.has_encoder:
             self._slow.llama_free(self._context)
-            kind = "only makes embeddings" if not self._memory else "has an encoder beside its decoder"
-            raise ModelError(f"the model {model.path} {kind}; Minka cannot generate text with it")
+            if not self._memory:
+                raise TextlessError(f"the model {model.path} only makes embeddings; it cannot generate text")
+            raise ModelError(
+                f"the model {model.path} has an encoder beside its decoder; Minka cannot generate text with it"
+            )
+        try:
+            self._steering = steer(self._lib, self._context, model, params)
+        except BaseException:
+            self._slow.llama_free(self._context)
+            raise
         self._copying: set[tuple[int, int]] = set()
         """Streams (source, target) whose data libllama copies at the beginning of the next decode."""
         self._moved: dict[int, int] = {}
@@ -73,33 +88,35 @@ class Context:
         self.n_ctx_seq = min(limit for limit in limits if limit > 0)
         self.n_batch = int(self._slow.llama_n_batch(self._context))
         self.n_ubatch = int(self._slow.llama_n_ubatch(self._context))
-        self._n_outputs_max = native.n_outputs_max or self.n_batch
+        self.n_rows = min(native.n_outputs_max, self.n_batch)
+        self._adapters: Adapters = ()
         self._batch = Batch(self._lib, max(self.n_batch, self.n_seq_max))
         self._wants_warmup = params.warmup
 
+    def _check_room(self, params: ContextParams, n_ctx: int) -> None:
+        _check_memory(self.model, params, n_ctx)
+
     def _native_params(self, params: ContextParams, n_ctx: int) -> llama_context_params:
-        native = self._slow.llama_context_default_params()
+        native = context_params(self._lib, params)
         native.n_ctx, native.n_seq_max, native.kv_unified = n_ctx, self.n_seq_max, self.kv_unified
         if self._scratch is not None:
             native.n_seq_max += 1
         native.n_batch = max(params.n_batch, native.n_seq_max)  # a step has a token of every sequence
         native.n_ubatch = min(params.n_ubatch, native.n_batch)
+        self._choose_attention(native, params, n_ctx)
         if self.model.n_swa and not params.swa_full:
             # While libllama finds cells for the later parts of a batch it drops positions that the first part's window
             # still needs, and computes something else than the text. A batch of one part is safe.
             native.n_batch = native.n_ubatch = max(native.n_ubatch, native.n_seq_max)
-        native.n_outputs_max = native.n_seq_max
-        native.n_threads = params.threads if params.threads > 0 else physical_cores()
-        native.n_threads_batch = params.threads_batch if params.threads_batch > 0 else native.n_threads
-        native.flash_attn_type = _FLASH_ATTN[params.flash_attn]
-        native.type_k, native.type_v = KV_TYPES[params.cache_type_k], KV_TYPES[params.cache_type_v]
-        native.offload_kqv, native.swa_full, native.no_perf = params.kv_offload, params.swa_full, not params.perf
-        native.rope_scaling_type = _ROPE_SCALING[params.rope_scaling or ""]
-        native.rope_freq_base, native.rope_freq_scale = params.rope_freq_base, params.rope_freq_scale
-        native.yarn_orig_ctx, native.yarn_ext_factor = params.yarn_orig_ctx, params.yarn_ext_factor
-        native.yarn_attn_factor = params.yarn_attn_factor
-        native.yarn_beta_slow, native.yarn_beta_fast = params.yarn_beta_slow, params.yarn_beta_fast
-        return native  # type: ignore[no-any-return]
+        native.n_outputs_max = min(native.n_seq_max + _prompt_rows(self.vocab.n_tokens), native.n_batch)
+        return native
+
+    def _choose_attention(self, native: llama_context_params, params: ContextParams, n_ctx: int) -> None:
+        n_kv = n_ctx if self.kv_unified else -(-n_ctx // self.n_seq_max)
+        n_sharing = self.n_seq_max if self.kv_unified else 1
+        on_cpu = not (self._lib.supports_gpu and params.kv_offload)
+        if prefers_plain(params, on_cpu=on_cpu, n_head=self.model.n_head, n_kv=n_kv, n_sharing=n_sharing):
+            native.flash_attn_type, native.n_ubatch = FLASH_ATTN["off"], min(native.n_ubatch, SHORT_UBATCH)
 
     def warm_up(self) -> None:
         """See `protocol.Backend.warm_up`. Nothing if the parameters say so."""
@@ -119,11 +136,30 @@ class Context:
     def add(self, seq: int, tokens: Sequence[int], pos: int, *, logits: int) -> int:
         """See `protocol.Backend.add`. Raises NativeError for anything that would make libllama abort."""
         self._check_seq(seq)
-        if not 0 <= logits <= len(tokens) or self._batch.n_outputs + logits > self._n_outputs_max:
-            raise NativeError(f"{logits} logits rows of {len(tokens)} tokens, at most {self._n_outputs_max} per decode")
+        if not 0 <= logits <= len(tokens) or self._batch.n_outputs + logits > self.n_rows:
+            raise NativeError(f"{logits} logits rows of {len(tokens)} tokens, at most {self.n_rows} per decode")
         if pos + len(tokens) > self.n_ctx_seq:
             raise NativeError(f"sequence {seq} would grow to {pos + len(tokens)} of {self.n_ctx_seq} positions")
         return self._batch.add(seq, tokens, pos, logits)
+
+    def adapt(self, adapters: Adapters) -> None:
+        """See `protocol.Backend.adapt`."""
+        if adapters != self._adapters:
+            self.model.adapters.apply(self._open(), adapters)
+            self._adapters = adapters
+
+    def check_adapters(self, adapters: Adapters) -> None:
+        """See `protocol.Backend.check_adapters`."""
+        self.model.adapters.check(adapters)
+
+    def load_adapter(self, path: Path, scale: float) -> Adapter:
+        """See `protocol.Backend.load_adapter`."""
+        return self.model.adapters.load(path, scale)
+
+    def unload_adapter(self, id: int) -> None:
+        """See `protocol.Backend.unload_adapter`."""
+        self.adapt(())
+        self.model.adapters.unload(id)
 
     def decode(self) -> Decoded:
         """See `protocol.Backend.decode`. The GIL is free meanwhile."""
@@ -223,7 +259,8 @@ class Context:
     @cached_property
     def fingerprint(self) -> str:
         """See `protocol.Backend.fingerprint`."""
-        facts = repr((self._lib.version, self._sliced().kind, self._rope))
+        steered = (self._steering,) if self._steering else ()
+        facts = repr((self._lib.version, self._sliced().kind, self._rope, *steered))
         return blake2b(facts.encode(), key=self.model.fingerprint, digest_size=16).hexdigest()
 
     def extract(self, seq: int, ranges: Sequence[tuple[int, int]]) -> Sequence[KvBlock]:
@@ -279,6 +316,14 @@ class Context:
         self._check_seq(seq)
         return self._restore(seq, state)
 
+    def portable(self, state: bytes) -> bytes:
+        """See `protocol.Backend.portable`."""
+        return state if self._format is None else portable(self._format, state)
+
+    def adopt(self, state: bytes) -> bytes:
+        """See `protocol.Backend.adopt`."""
+        return state if self._format is None else adopt(self._format, state)
+
     def _restore(self, seq: int, state: bytes) -> bool:
         if any(seq in pair for pair in self._copying):
             raise NativeError(f"sequence {seq} takes part in a copy that the next decode makes")
@@ -313,6 +358,11 @@ class Context:
             self._slow.llama_free(self._context)
             self._context = None
 
+    @property
+    def pointer(self) -> int:
+        """The llama_context, for other modules of native/."""
+        return self._open()
+
     def _open(self) -> int:
         if self._context is None:
             raise NativeError("the context was closed")
@@ -322,6 +372,11 @@ class Context:
         if not 0 <= seq < self.n_seq_max:
             raise NativeError(f"sequence {seq} is outside 0 to {self.n_seq_max - 1}")
         self._open()
+
+
+def _prompt_rows(n_vocab: int) -> int:
+    """Rows of prompt tokens that one decode can give: libllama reserves their memory whether they are used or not."""
+    return max(_MIN_ROWS, min(_MAX_ROWS, _ROW_BYTES // (4 * n_vocab)))
 
 
 def _context_length(model: Model, params: ContextParams, n_seq: int) -> int:

@@ -30,8 +30,12 @@ log = logging.getLogger("minka.llama")
 # ggml_log_level -> Python level; 5 continues the line before.
 _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
 _CONTINUE = 5
-# What libllama calls a failure and the engine asks it on purpose: whether there is room.
-_EXPECTED = re.compile(r"failed to find (a memory slot|free space)|failed to prepare attention ubatches")
+# What libllama warns of and is meant: the engine asks whether there is room, pools by itself, and wants whole caches;
+# and an adapter's weights are never repacked, which is said of each of them.
+_EXPECTED = re.compile(
+    r"failed to find (a memory slot|free space)|failed to prepare attention ubatches|model default pooling_type is"
+    r"|using full-size SWA cache|lora for '.*' cannot use buft"
+)
 
 _FAST = (
     "llama_get_logits_ith",

@@ -12,6 +12,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from minka.errors import ModelError
+from minka.native.adapters import LoraAdapters
 from minka.native.library import Library, library
 from minka.native.placement import Placement
 from minka.native.vocab import Vocab
@@ -34,6 +35,7 @@ class Model:
         self._model: int | None = pointer
         self._lib = lib
         self.vocab = Vocab(lib, lib.slow.llama_model_get_vocab(pointer))
+        self.adapters = LoraAdapters(lib, pointer)
 
     @classmethod
     def load(
@@ -80,6 +82,7 @@ class Model:
     def close(self) -> None:
         """Free the weights. Idempotent."""
         if self._model is not None:
+            self.vocab.close()
             self._lib.slow.llama_model_free(self._model)
             self._model = None
 

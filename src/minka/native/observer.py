@@ -1,12 +1,14 @@
-"""Watching a model compute: the matrix products of its weights, shown to Python while libllama decodes.
+"""Watching a model compute: products of its weights, or results by their names, shown to Python while libllama decodes.
 
-libllama asks before each node of its graph whether someone wants to see it (`cb_eval`). Here that question is answered
-for products with weights only, and the activations are shown as numpy views. Knows nothing of what they are for.
+libllama asks before each node of its graph whether someone wants to see it (`cb_eval`). Here that question is answered,
+and what is wanted is shown as numpy views. Knows nothing of what it is for.
 """
 
 from __future__ import annotations
 
 import ctypes
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
@@ -138,13 +140,11 @@ class _Carry:
         return error
 
 
-class _Hook:
-    """The callback that libllama calls. Keep it as long as the context."""
+class Hook(ABC):
+    """The callback that libllama calls with the addresses of tensors. Keep it as long as the context."""
 
-    def __init__(self, lib: Library, observer: Observer) -> None:
+    def __init__(self, lib: Library) -> None:
         self._ggml = _Ggml(lib)
-        self._observer = observer
-        self._last_x = 0
         self.carry = _Carry()
         self.callback = lib.slow.ggml_backend_sched_eval_callback(self._on_node)
 
@@ -155,6 +155,38 @@ class _Hook:
         with self.carry:
             return self._wants(address) if ask else self._show(address)
         return ask
+
+    @abstractmethod
+    def _wants(self, address: int) -> bool:
+        """Whether to be shown this node once it is computed."""
+
+    @abstractmethod
+    def _show(self, address: int) -> bool:
+        """Look at a node that was wanted. False ends the decode."""
+
+    def _array(self, tensor: _Tensor, dtype: type[Item]) -> NDArray[Item]:
+        """A tensor's elements in numpy's order of dimensions: a view where the CPU can read it, else a copy."""
+        ne, nb = list(tensor.ne), list(tensor.nb)
+        span = sum((n - 1) * step for n, step in zip(ne, nb, strict=True)) + np.dtype(dtype).itemsize
+        if self._is_host(tensor):
+            memory = (ctypes.c_char * span).from_address(tensor.data)
+        else:
+            memory = (ctypes.c_char * span)()
+            self._ggml.get(ctypes.addressof(tensor), memory, 0, span)
+        return np.ndarray(ne[::-1], dtype, memory, strides=nb[::-1])
+
+    def _is_host(self, tensor: _Tensor) -> bool:
+        owner = _Tensor.from_address(tensor.view_src) if tensor.view_src else tensor
+        return bool(self._ggml.is_host(owner.buffer))
+
+
+class _ProductHook(Hook):
+    """Shows an observer the products with weights."""
+
+    def __init__(self, lib: Library, observer: Observer) -> None:
+        super().__init__(lib)
+        self._observer = observer
+        self._last_x = 0
 
     def _wants(self, address: int) -> bool:
         if address == self._last_x:
@@ -188,27 +220,33 @@ class _Hook:
     def _sources(product: _Tensor) -> tuple[_Tensor, _Tensor]:
         return _Tensor.from_address(product.src[0]), _Tensor.from_address(product.src[1])
 
-    def _array(self, tensor: _Tensor, dtype: type[Item]) -> NDArray[Item]:
-        """A tensor's elements in numpy's order of dimensions: a view where the CPU can read it, else a copy."""
-        ne, nb = list(tensor.ne), list(tensor.nb)
-        span = sum((n - 1) * step for n, step in zip(ne, nb, strict=True)) + np.dtype(dtype).itemsize
-        if self._is_host(tensor):
-            memory = (ctypes.c_char * span).from_address(tensor.data)
-        else:
-            memory = (ctypes.c_char * span)()
-            self._ggml.get(ctypes.addressof(tensor), memory, 0, span)
-        return np.ndarray(ne[::-1], dtype, memory, strides=nb[::-1])
 
-    def _is_host(self, tensor: _Tensor) -> bool:
-        owner = _Tensor.from_address(tensor.view_src) if tensor.view_src else tensor
-        return bool(self._ggml.is_host(owner.buffer))
+See = Callable[[str, NDArray[np.float32]], None]
+"""Called with a result's name and its numbers, shape (n3, n2, n1, n0), which are valid during the call only."""
 
 
-class ObservedContext(Context):
-    """A context that shows an observer the products of each decode, and has logits for every token of a batch."""
+class _ResultHook(Hook):
+    """Shows results of F32 whose names begin as asked."""
 
-    def __init__(self, model: Model, params: ContextParams, observer: Observer) -> None:
-        self._hook = _Hook(library(), observer)
+    def __init__(self, lib: Library, prefix: str, see: See) -> None:
+        super().__init__(lib)
+        self._prefix, self._see = prefix.encode(), see
+
+    def _wants(self, address: int) -> bool:
+        tensor = _Tensor.from_address(address)
+        return tensor.type == _F32 and bool(tensor.name.startswith(self._prefix))
+
+    def _show(self, address: int) -> bool:
+        tensor = _Tensor.from_address(address)
+        self._see(tensor.name.decode("utf-8", "replace"), self._array(tensor, np.float32))
+        return True
+
+
+class WatchedContext(Context):
+    """A context whose decodes are watched by a hook, and that has logits for every token of a batch."""
+
+    def __init__(self, model: Model, params: ContextParams, hook: Hook) -> None:
+        self._hook = hook
         super().__init__(model, params)
 
     def _native_params(self, params: ContextParams, n_ctx: int) -> llama_context_params:
@@ -216,6 +254,9 @@ class ObservedContext(Context):
         native.cb_eval = self._hook.callback
         native.n_outputs_max = native.n_batch
         return native
+
+    def _choose_attention(self, native: llama_context_params, params: ContextParams, n_ctx: int) -> None:
+        """Nothing: what is watched is to be computed as the upstream tools compute it."""
 
     def decode(self) -> Decoded:
         """See `Context.decode`. Raises what the observer raised; the sequences of the batch are useless then."""
@@ -225,3 +266,17 @@ class ObservedContext(Context):
         finally:
             if (error := carry.clear()) is not None:
                 raise error
+
+
+class ObservedContext(WatchedContext):
+    """Shows an observer the products of each decode."""
+
+    def __init__(self, model: Model, params: ContextParams, observer: Observer) -> None:
+        super().__init__(model, params, _ProductHook(library(), observer))
+
+
+class ResultContext(WatchedContext):
+    """Shows `see` the results whose names begin with `prefix`, such as `l_out`: what each layer gives to the next."""
+
+    def __init__(self, model: Model, params: ContextParams, prefix: str, see: See) -> None:
+        super().__init__(model, params, _ResultHook(library(), prefix, see))

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from minka.errors import UsageError
 from minka.native.devices import DeviceType, buffer_types, device_name, device_pointers, registry
 from minka.native.library import library
 
 LAZY_MODES = {"off": 0, "auto": 1, "on": 2}
+LOAD_NONE = 0
+"""llama_load_mode: read, not mapped."""
 NUMA_MODES = {"distribute": 1, "isolate": 2, "numactl": 3}
 EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 DENSE_FFN = r"\.ffn_(up|down|gate)\."
@@ -39,12 +41,15 @@ class KvOverride:
 class Placement:
     """`devices` are names, empty for none but the CPU, None for libllama's choice. `overrides` are pairs of a tensor
     name pattern and a buffer type, the first that fits counts. All is checked when the model is loaded.
+    `weights`: "skip" leaves them out, so that only the vocabulary and the metadata are there; "measure" reserves their
+    memory only in the books, so that contexts can be made to see what they need, but nothing can be computed.
     """
 
     devices: tuple[str, ...] | None = None
     overrides: tuple[tuple[str, str], ...] = ()
     lazy_mode: str = "auto"
     metadata: tuple[KvOverride, ...] = ()
+    weights: Literal["load", "skip", "measure"] = "load"
 
     def apply(self, native: ctypes.Structure) -> None:
         """Fill in llama_model_params. Raises UsageError for a device or buffer type that does not exist."""
@@ -53,7 +58,9 @@ class Placement:
         overrides = [_Override(pattern.encode(), _buffer_type(known, name)) for pattern, name in self.overrides]
         devices = (ctypes.c_void_p * (len(pointers) + 1))(*pointers, None)
         ended = (_Override * (len(overrides) + 1))(*overrides)
-        values: dict[str, object] = {"lazy_mode": LAZY_MODES[self.lazy_mode]}
+        values: dict[str, object] = {"lazy_mode": LAZY_MODES[self.lazy_mode], "vocab_only": self.weights == "skip"}
+        if self.weights == "measure":
+            values |= {"no_alloc": True, "load_mode": LOAD_NONE}
         if self.devices is not None:
             values["devices"] = ctypes.addressof(devices)
         if overrides:

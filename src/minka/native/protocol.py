@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum, auto
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from minka.params import SamplingParams
-from minka.types import Tokenizer
+from minka.params import Adapters, SamplingParams
+from minka.types import Adapter, Tokenizer
 
 Logits = NDArray[np.float32]
 
@@ -84,6 +85,10 @@ class Backend(Protocol):
         """Most tokens in one decode."""
 
     @property
+    def n_rows(self) -> int:
+        """Most logits rows of one decode; at least one for every sequence."""
+
+    @property
     def n_seq_max(self) -> int:
         """Number of sequences."""
 
@@ -107,6 +112,21 @@ class Backend(Protocol):
         For the thread that will own the backend: OpenMP keeps a team of threads for each thread that ever computed, and
         spins less in all of them once there are more than cores (measured: 16 ms a token instead of 11).
         """
+
+    def adapt(self, adapters: Adapters) -> None:
+        """Compute the decodes that follow with these LoRA adapters and no others. The batch must be empty.
+
+        Raises NotFoundError if one of them is not loaded, and changes nothing then.
+        """
+
+    def check_adapters(self, adapters: Adapters) -> None:
+        """Raise NotFoundError if one of them is not loaded."""
+
+    def load_adapter(self, path: Path, scale: float) -> Adapter:
+        """Load a LoRA adapter; nothing computes with it yet. Raises ModelError if the file is none for this model."""
+
+    def unload_adapter(self, id: int) -> None:
+        """Free an adapter. What was computed with it can still be held, but not gone on with."""
 
     def decode(self) -> Decoded:
         """Compute the batch and empty it. With NO_SLOT the cache is as it was."""
@@ -183,6 +203,12 @@ class Backend(Protocol):
 
     def restore(self, seq: int, state: bytes) -> bool:
         """Replace a sequence by a saved one. False if there was no room; the sequence is empty then."""
+
+    def portable(self, state: bytes) -> bytes:
+        """A state that `save` gave, in the layout of most other contexts, for a file."""
+
+    def adopt(self, state: bytes) -> bytes:
+        """A state that a context of another layout saved, as this one saves it; any other state as it is."""
 
     def close(self) -> None:
         """Free the cache. Idempotent."""

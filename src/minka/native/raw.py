@@ -16,18 +16,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from minka.errors import ModelError, NativeError, RequestError
-from minka.native.context import KV_TYPES
+from minka.native.context_params import KV_TYPES, context_params
+from minka.native.control_vector import steer
 from minka.native.devices import registry
 from minka.native.library import Library, library
-from minka.native.machine import available_memory, physical_cores
+from minka.native.machine import available_memory
 from minka.native.model import Model
 from minka.native.threadpool import Pinning, Threadpool
 from minka.native.vocab import Vocab
 from minka.params import ContextParams
 
-FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
-"""llama_flash_attn_type."""
-_ROPE_SCALING = {"": -1, "none": 0, "linear": 1, "yarn": 2}
 _NO_ROOM, _ABORTED = 1, 2
 
 
@@ -152,14 +150,14 @@ class RawContext:
         limit = int(self._slow.llama_max_parallel_sequences())
         if not 1 <= n_seq_max <= limit:
             raise ModelError(f"{n_seq_max} parallel sequences are not between 1 and the {limit} that libllama can hold")
-        native = _native(self._lib, params)
+        native = context_params(self._lib, params)
         native.n_seq_max, native.kv_unified = n_seq_max, self.kv_unified
         native.embeddings, native.op_offload = embeddings, op_offload
         self._stop = ctypes.create_string_buffer(2)
         # libllama asks a C function whether to stop, before each operation. strlen is one that reads a flag: its result
         # is 1 for "\1" and 0 for "". A Python function would need the GIL hundreds of times in a decode.
         self._asked = ctypes.cast(ctypes.CDLL(None).strlen, self._slow.ggml_abort_callback)
-        native.abort_callback, native.abort_callback_data = self._asked, ctypes.addressof(self._stop)
+        native.abort_callback, native.abort_callback_data = self._asked, ctypes.c_void_p(ctypes.addressof(self._stop))
         self._check_memory(params, native)
         with self._lib.errors() as errors:
             self._context: int | None = self._slow.llama_init_from_model(model.pointer, native)
@@ -175,6 +173,11 @@ class RawContext:
         self.n_seq_max = int(self._slow.llama_n_seq_max(self._context))
         self.n_threads, self.n_threads_batch = int(native.n_threads), int(native.n_threads_batch)
         self._pools: list[Threadpool] = []
+        try:
+            steer(self._lib, self._context, model, params)
+        except BaseException:
+            self.close()
+            raise
         self._attach(pinning, batch_pinning)
 
     def _attach(self, pinning: Pinning | None, batch_pinning: Pinning | None) -> None:
@@ -316,6 +319,11 @@ class RawContext:
                 raise ModelError(f"cannot load the LoRA adapter {adapter.path}: {reason}")
         return loaded  # type: ignore[no-any-return]
 
+    @property
+    def pointer(self) -> int:
+        """The llama_context, for other modules of native/."""
+        return self._open()
+
     def abort(self) -> None:
         """Make the running decode raise NativeError soon (on the CPU; other devices finish). From any thread."""
         self._stop[0] = b"\1"
@@ -344,22 +352,6 @@ class RawContext:
         return seq
 
 
-def _native(lib: Library, params: ContextParams) -> ctypes.Structure:
-    native = lib.slow.llama_context_default_params()
-    native.n_ctx, native.n_batch, native.n_ubatch = params.n_ctx, params.n_batch, params.n_ubatch
-    native.n_threads = params.threads if params.threads > 0 else physical_cores()
-    native.n_threads_batch = params.threads_batch if params.threads_batch > 0 else native.n_threads
-    native.flash_attn_type = FLASH_ATTN[params.flash_attn]
-    native.type_k, native.type_v = KV_TYPES[params.cache_type_k], KV_TYPES[params.cache_type_v]
-    native.offload_kqv, native.swa_full, native.no_perf = params.kv_offload, params.swa_full, not params.perf
-    native.rope_scaling_type = _ROPE_SCALING[params.rope_scaling or ""]
-    native.rope_freq_base, native.rope_freq_scale = params.rope_freq_base, params.rope_freq_scale
-    native.yarn_orig_ctx, native.yarn_ext_factor = params.yarn_orig_ctx, params.yarn_ext_factor
-    native.yarn_attn_factor = params.yarn_attn_factor
-    native.yarn_beta_slow, native.yarn_beta_fast = params.yarn_beta_slow, params.yarn_beta_fast
-    return native  # type: ignore[no-any-return]
-
-
 def is_causal(model: Model) -> bool:
     """Whether the model predicts each token from those before it: no encoder, no embedding model."""
     if not model.has_decoder or library().slow.llama_model_has_encoder(model.pointer):
@@ -367,12 +359,15 @@ def is_causal(model: Model) -> bool:
     return model.meta(f"{model.meta('general.architecture')}.attention.causal") != "false"
 
 
-def tokenize(vocab: Vocab, text: bytes) -> NDArray[np.int32]:
-    """Tokens of a text of any bytes, with the tokens that the model wants around it. Raises RequestError over 2 GiB."""
+def tokenize(vocab: Vocab, text: bytes, *, add_special: bool = True, parse_special: bool = False) -> NDArray[np.int32]:
+    """Tokens of a text of any bytes. Raises RequestError over 2 GiB.
+
+    `add_special`: with the tokens that the model wants around it; `parse_special`: names of control tokens are those.
+    """
     size = len(text) + 2
     if size > 2**31 - 1:
         raise RequestError("the text is longer than 2 GiB")
-    slow, add_special, parse_special = library().slow, True, False
+    slow = library().slow
     while True:
         tokens = np.empty(size, np.int32)
         pointer = tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))

@@ -38,9 +38,9 @@ _HEAD: Final = struct.Struct("=4siI")
 _COUNT: Final = struct.Struct("=I")
 _DATA_HEAD: Final = struct.Struct("=II")
 """Whether V is transposed, number of layers."""
-_ROW_HEAD: Final = struct.Struct("=iQ")
+ROW_HEAD: Final = struct.Struct("=iQ")
 """ggml_type and bytes of a row: of K, and of V with flash attention."""
-_TRANSPOSED_HEAD: Final = struct.Struct("=iII")
+TRANSPOSED_HEAD: Final = struct.Struct("=iII")
 """ggml_type, bytes of an element, elements of a row: of V without flash attention."""
 _BLOCK_HEAD: Final = struct.Struct("=4s16sIII")
 """Magic, kind, start, n_tokens, number of planes; the planes' widths (uint32) and the data follow."""
@@ -301,6 +301,10 @@ class StateFormat:
         parts.append(bytes(_COUNT.size * (self.n_streams - 1)))
         return b"".join(parts)
 
+    def count(self, state: bytes) -> int:
+        """Cells of a state. Raises NativeError if it is not one of this format."""
+        return len(self._read(memoryview(state)).pos)
+
     def _meta(self, start: int, counts: Sequence[int], views: Sequence[memoryview]) -> bytes:
         n_cells = sum(counts)
         meta = np.zeros((n_cells, 3 + self.n_ext // 4), np.int32)
@@ -384,14 +388,14 @@ class _Reader:
 
     def plane(self, n_cells: int, *, transposed: bool) -> Plane:
         """The next plane, without its data."""
-        head = self._state[self.at : self.at + _ROW_HEAD.size]
+        head = self._state[self.at : self.at + ROW_HEAD.size]
         if transposed:
-            number, element, n_elements = self.take(_TRANSPOSED_HEAD)
+            number, element, n_elements = self.take(TRANSPOSED_HEAD)
             if element not in (1, 2, 4, 8):
                 raise _malformed(f"an element of V has {element} bytes")
             plane = Plane(head, number, element * n_elements, element)
         else:
-            number, width = self.take(_ROW_HEAD)
+            number, width = self.take(ROW_HEAD)
             plane = Plane(head, number, width)
         self.skip(n_cells * plane.width)
         return plane

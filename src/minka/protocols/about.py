@@ -9,7 +9,7 @@ from minka.errors import NotFoundError
 from minka.params import ServerParams
 from minka.protocols.served import Served
 from minka.protocols.settings import settings_object
-from minka.types import Job, SlotView
+from minka.types import Job, Pooling, SlotView
 
 _CAPABILITIES = (
     "supports_string_content",
@@ -47,6 +47,14 @@ def model_object(served: Served) -> dict[str, object]:
     }
 
 
+def capabilities(served: Served) -> list[str]:
+    """What the model is for, in Ollama's words; llama-server knows "completion" only."""
+    embeddings = served.embeddings
+    if embeddings is None or not embeddings.only:
+        return ["completion"]
+    return ["rerank" if embeddings.pooling is Pooling.RANK else "embedding"]
+
+
 def models_object(served: Served) -> dict[str, object]:
     """The list of the one model, in OpenAI's shape and beside it in Ollama's."""
     name = served.model.name
@@ -59,7 +67,7 @@ def models_object(served: Served) -> dict[str, object]:
         "type": "model",
         "description": "",
         "tags": [""],
-        "capabilities": ["completion"],
+        "capabilities": capabilities(served),
         "parameters": "",
         "details": {
             "parent_model": "",
@@ -86,7 +94,8 @@ def props_object(served: Served, server: ServerParams) -> dict[str, object]:
     defaults = Job(id="", prompt=(), sampling=served.sampling, n_keep=generation.n_keep, n_discard=generation.n_discard)
     body: dict[str, object] = {
         "default_generation_settings": {
-            "params": settings_object(defaults, stream=False, full=False),
+            "params": settings_object(defaults, stream=False, full=False)
+            | {"chat_format": served.format.name, "reasoning_format": served.chat.reasoning_format},
             "n_ctx": served.n_ctx,
         },
         "total_slots": served.n_slots,

@@ -11,14 +11,17 @@ import secrets
 import string
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 import msgspec
 
 from minka.errors import RequestError, UnsupportedError
-from minka.params import HUGE, GenerationParams, SamplingParams, json_type, parse_fields, refuse_unsupported
+from minka.params import HUGE, Adapters, GenerationParams, SamplingParams, json_type, parse_fields, refuse_unsupported
+from minka.protocols.constraint import Content, decode_constraint, decode_content
 from minka.protocols.schema import FLAG, TEXT, TOKEN, Field, either, listed, record
 from minka.protocols.served import Served
-from minka.types import Job, Priority, Tokenizer
+from minka.protocols.triggers import decode_preserved
+from minka.types import Adapter, Constraint, Job, Priority, Tokenizer
 
 JsonObject = Mapping[str, object]
 
@@ -39,22 +42,31 @@ PROMPT_FIELD = Field(
     required=True,
 )
 STREAM_OPTIONS_FIELD = Field(
-    "stream_options", record(include_usage=FLAG), "include_usage: end the stream with an event that has the usage"
+    "stream_options",
+    record(include_usage=FLAG, continuous_usage_stats=FLAG),
+    "include_usage: end the stream with an event that has the usage; with continuous_usage_stats as well, every event "
+    "has the usage so far",
 )
 
 
 def decode_json(raw: bytes) -> JsonObject:
     """The JSON object of a request body. Raises RequestError for anything else, and says where it is broken."""
+    value = decode_value(raw)
+    if not isinstance(value, dict):
+        raise RequestError(f"the request body must be a JSON object, but is {json_type(value)}")
+    return value
+
+
+def decode_value(raw: bytes) -> object:
+    """The JSON value of a request body. Raises RequestError, and says where it is broken."""
     if not raw.strip():
         raise RequestError("the request body is empty; send a JSON object")
     try:
-        value = msgspec.json.decode(raw)
+        value: object = msgspec.json.decode(raw)
     except RecursionError:
         raise RequestError("the request body is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RequestError(f"the request body is not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise RequestError(f"the request body must be a JSON object, but is {json_type(value)}")
     _check_finite(value)
     return value
 
@@ -86,8 +98,17 @@ class Options:
     max_jobs: int
     """Completions that one request may ask for, of all its prompts together."""
     usage_in_stream: bool = False
+    usage_so_far: bool = False
+    """Whether every event of a stream has the usage up to it."""
     n_top: int | None = None
     """Alternatives of each token that are shown, None for as many as the engine reports."""
+    lora: Adapters = ()
+    """The request's adapters, or else the server's."""
+    content: Content | None = None
+    """What the text has to match."""
+    constraint: Constraint | None = None
+    """The same for a text that has no reasoning and no tools."""
+    preserved_tokens: frozenset[int] = frozenset()
 
 
 def decode_options(body: JsonObject, served: Served, *, supported: Collection[str] = ()) -> Options:
@@ -100,24 +121,39 @@ def decode_options(body: JsonObject, served: Served, *, supported: Collection[st
         raise RequestError(f'"n" must be at most {served.n_slots}, the number of slots', param="n")
     if generation.id_slot >= served.n_slots:
         raise RequestError(f'"id_slot" must be -1 to {served.n_slots - 1}', param="id_slot")
-    if generation.n_indent != served.generation.n_indent:
-        raise UnsupportedError('field "n_indent" is not supported yet; only the default is', param="n_indent")
     sampling = parse_fields(SamplingParams, body, served.sampling)
     if body.get("logit_bias") is not None:
         sampling = replace(sampling, logit_bias=decode_biases(body["logit_bias"], served.tokenizer))
     if sampling.ignore_eos:
         forbidden = tuple((token, -math.inf) for token in sorted(served.tokenizer.eog))
         sampling = replace(sampling, logit_bias=sampling.logit_bias + forbidden)
-    return Options(sampling, generation, served.max_jobs, _usage_in_stream(body))
+    content = decode_content(body, served.content)
+    return Options(
+        sampling,
+        generation,
+        served.max_jobs,
+        *_stream_options(body),
+        lora=decode_lora(body.get("lora"), served.adapters),
+        content=content,
+        constraint=decode_constraint(body, content, served.tokenizer),
+        preserved_tokens=decode_preserved(body, served.tokenizer),
+    )
 
 
-def _usage_in_stream(body: JsonObject) -> bool:
+def _stream_options(body: JsonObject) -> tuple[bool, bool]:
+    """`include_usage`, and `continuous_usage_stats`, which means nothing without the first."""
     options = body.get("stream_options")
     if options is None:
-        return False
-    if not isinstance(options, dict) or not isinstance(options.get("include_usage", False), bool | None):
-        raise RequestError('"stream_options" must be an object with a bool "include_usage"', param="stream_options")
-    return bool(options.get("include_usage"))
+        return False, False
+    if not isinstance(options, dict):
+        raise RequestError(f'"stream_options" must be an object, but is {json_type(options)}', param="stream_options")
+    said = [options.get(name) for name in ("include_usage", "continuous_usage_stats")]
+    if not all(isinstance(value, bool | None) for value in said):
+        raise RequestError(
+            '"include_usage" and "continuous_usage_stats" in "stream_options" must be true or false',
+            param="stream_options",
+        )
+    return bool(said[0]), all(said)
 
 
 def jobs(prompts: Sequence[Sequence[int]], options: Options, id: str) -> tuple[Job, ...]:
@@ -149,9 +185,43 @@ def jobs(prompts: Sequence[Sequence[int]], options: Options, id: str) -> tuple[J
             cache_salt=generation.cache_salt,
             timeout_ms=generation.timeout_ms,
             return_progress=generation.return_progress,
+            n_indent=generation.n_indent,
+            lora=options.lora,
+            preserved_tokens=options.preserved_tokens,
+            constraint=options.constraint,
         )
         for index, (prompt, seed) in enumerate((p, s) for p in prompts for s in seeds)
     )
+
+
+# -- adapters ----------------------------------------------------------------------------------------------------------
+
+
+def decode_lora(value: object, known: Sequence[Adapter]) -> Adapters:
+    """`[{"id": id, "scale": scale}, ...]`: these adapters and no others. Without it, all with the server's factors."""
+    if value is None:
+        return tuple((adapter.id, adapter.scale) for adapter in known if adapter.scale)
+    if not isinstance(value, list):
+        raise RequestError(f'"lora" must be a list of adapters, but is {json_type(value)}', param="lora")
+    ids = {adapter.id for adapter in known}
+    scales: dict[int, float] = {}
+    for index, entry in enumerate(value):
+        id, scale = _adapter(entry, f"lora[{index}]")
+        if id not in ids:
+            raise RequestError(f'"lora[{index}].id": there is no adapter {id}; see GET /lora-adapters', param="lora")
+        scales[id] = scale
+    return tuple((id, scale) for id, scale in sorted(scales.items()) if scale)
+
+
+def _adapter(entry: object, path: str) -> tuple[int, float]:
+    if not isinstance(entry, dict):
+        raise RequestError(f'"{path}" must be an object with "id" and "scale", but is {json_type(entry)}', param="lora")
+    id, scale = entry.get("id"), entry.get("scale", 1.0)
+    if not _is_id(id):
+        raise RequestError(f'"{path}.id" must be the number of an adapter', param="lora")
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not abs(scale) <= HUGE:
+        raise RequestError(f'"{path}.scale" must be a number between {-HUGE:g} and {HUGE:g}', param="lora")
+    return id, float(scale)
 
 
 # -- prompts -----------------------------------------------------------------------------------------------------------
@@ -173,7 +243,7 @@ def _is_sequence(items: list[object]) -> bool:
     return any(_is_id(item) for item in items) and all(_is_id(item) or isinstance(item, str) for item in items)
 
 
-def _is_id(value: object) -> bool:
+def _is_id(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 

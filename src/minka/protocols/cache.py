@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from minka.errors import RequestError
-from minka.params import GenerationParams, SamplingParams, parse_fields, refuse_unsupported
-from minka.protocols.body import JsonObject, decode_prompts, new_id
+from minka.params import Adapters, GenerationParams, SamplingParams, parse_fields, refuse_unsupported
+from minka.protocols.body import JsonObject, decode_lora, decode_prompts, new_id
+from minka.protocols.lora import SCALES
 from minka.protocols.openai_chat import CHAT_FIELDS, chat_tokens
 from minka.protocols.route import Prefill
 from minka.protocols.schema import COUNT, TEXT, TOKEN, Field, either, listed, record, word
@@ -26,7 +27,7 @@ def decode_pin(body: JsonObject, served: Served) -> PinExchange:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise RequestError('"name" must be 1 to 64 letters, digits, or characters of "._-"', param="name")
     salt = parse_fields(GenerationParams, {"cache_salt": body.get("cache_salt")}, served.generation).cache_salt
-    return PinExchange(name, _tokens(body, served), salt)
+    return PinExchange(name, _tokens(body, served), salt, decode_lora(body.get("lora"), served.adapters))
 
 
 def _tokens(body: JsonObject, served: Served) -> tuple[int, ...]:
@@ -51,7 +52,7 @@ class PinExchange:
     stream = False
     ping_interval = 0
 
-    def __init__(self, name: str, prompt: tuple[int, ...], salt: str) -> None:
+    def __init__(self, name: str, prompt: tuple[int, ...], salt: str, lora: Adapters) -> None:
         job = Job(
             id=new_id("pin-"),
             prompt=prompt,
@@ -59,6 +60,7 @@ class PinExchange:
             n_predict=0,
             priority=Priority.LOW,
             cache_salt=salt,
+            lora=lora,
             pin=name,
         )
         self.jobs = (job,)
@@ -138,6 +140,7 @@ ROUTES = (
             _PROMPT,
             *_CHAT,
             Field("cache_salt", TEXT, "the prefix serves requests with this salt only"),
+            Field("lora", SCALES, "it serves requests with these adapters only; without the field the server's"),
         ),
         example={"name": "assistant", "messages": [{"role": "system", "content": "You answer in one sentence."}]},
         result=record(name=TEXT, n_tokens=COUNT, n_cached=COUNT),

@@ -6,8 +6,9 @@ same events.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -35,7 +36,10 @@ class Exchange(Protocol):
         """Seconds of silence before a comment frame, 0 or less for never."""
 
     def frames(self, event: Event) -> Iterable[bytes]:
-        """Take an event, and return the frames that it makes. Frames of a whole answer are never asked for."""
+        """Take an event, and return the frames that it makes. Frames of a whole answer are never asked for.
+
+        Failed is the last event of a stream; for an exchange that makes no frames of it, its API's error frame is sent.
+        """
 
     def add(self, event: Event) -> None:
         """Take an event of an answer that is sent as a whole."""
@@ -47,12 +51,36 @@ class Exchange(Protocol):
         """What closes a stream after the last event of the last job."""
 
 
+@runtime_checkable
+class Lasting(Exchange, Protocol):
+    """An exchange whose work may go on without its client; others find it by `id`."""
+
+    @property
+    def id(self) -> str:
+        """The name of the answer."""
+
+    @property
+    def background(self) -> bool:
+        """Whether the client wants no more than `accepted` now."""
+
+    def accepted(self) -> object:
+        """What a client gets that does not wait."""
+
+    def broken(self, error: MinkaError | None) -> None:
+        """The work ended by an error, or because somebody stopped it (None); maybe no client is there to be told."""
+
+
 Decode = Callable[[JsonObject, Served], Exchange]
 
 
 def frame(value: object) -> bytes:
     """A server-sent event with JSON data."""
     return b"data: " + encode(value) + b"\n\n"
+
+
+def named_frame(name: str, value: object) -> bytes:
+    """A server-sent event with a name and JSON data."""
+    return b"event: " + name.encode() + b"\ndata: " + encode(value) + b"\n\n"
 
 
 DONE = b"data: [DONE]\n\n"
@@ -68,3 +96,31 @@ def error_object(error: MinkaError) -> dict[str, object]:
         "code": error.status,
     }
     return {"error": body | error.extra()}
+
+
+def _object(error: MinkaError, _request_id: str) -> dict[str, object]:
+    return error_object(error)
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """What is the same for all requests of an API: its sign of life in a silent stream, and how it tells of errors.
+
+    `error` makes the body of an error's answer, from the error and the request's id. `statuses` are pairs of an
+    error class's status and the one to send in its place. `error_frame` ends a stream that has begun.
+    """
+
+    ping: bytes = PING
+    error: Callable[[MinkaError, str], Mapping[str, object]] = _object
+    error_frame: Callable[[Mapping[str, object]], bytes] = frame
+    statuses: tuple[tuple[int, int], ...] = ()
+    id_header: str = ""
+    """A further header that carries the request's id, beside x-request-id."""
+
+    def status(self, error: MinkaError) -> int:
+        """The HTTP status of an error."""
+        return dict(self.statuses).get(error.status, error.status)
+
+
+OPENAI = Wire()
+"""OpenAI's and llama-server's."""

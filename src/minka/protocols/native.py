@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from minka.protocols.body import PROMPT_FIELD, JsonObject, Options, decode_options, decode_prompts, jobs, new_id
+from minka.protocols.constraint import CONSTRAINT_FIELDS, check
 from minka.protocols.exchange import frame
 from minka.protocols.measures import logprob_object, prob_object, progress_members, timings_object
 from minka.protocols.route import Completion
@@ -12,12 +13,14 @@ from minka.protocols.schema import COUNT, FLAG, TEXT, TOKEN, either, listed, rec
 from minka.protocols.served import Served
 from minka.protocols.settings import settings_object
 from minka.protocols.transcript import Transcript, Transcripts
+from minka.protocols.triggers import LAZY_FIELDS, TRIGGER_FIELDS
 from minka.types import Event, Finished, FinishReason, Progress, Token, TokenLogprobs
 
 
 def decode(body: JsonObject, served: Served) -> NativeExchange:
     """A request of one or several prompts."""
-    options = decode_options(body, served)
+    options = decode_options(body, served, supported=LAZY_FIELDS)
+    check(options.constraint, served.grammars, options.content)
     prompts = decode_prompts(body.get("prompt"), served.tokenizer)
     return NativeExchange(prompts, options, served, is_list=len(prompts) > 1 or options.generation.n_cmpl > 1)
 
@@ -133,7 +136,7 @@ def _at(body: object, path: str) -> object:
     return body
 
 
-_RESULT = record(
+RESULT = record(
     index=COUNT,
     content=TEXT,
     tokens=listed(TOKEN),
@@ -152,7 +155,7 @@ _RESULT = record(
     timings=ref("Timings"),
     completion_probabilities=listed(ref("Logprob")),
 )
-_CHUNK = record(
+CHUNK = record(
     index=COUNT,
     content=TEXT,
     tokens=listed(TOKEN),
@@ -170,9 +173,9 @@ ROUTES = (
         ("/completion", "/completions"),
         decode,
         "Complete a prompt (llama-server)",
-        fields=(PROMPT_FIELD,),
+        fields=(PROMPT_FIELD, *CONSTRAINT_FIELDS, *TRIGGER_FIELDS),
         example={"prompt": "Once upon a time", "n_predict": 32},
-        result=either(_RESULT, listed(_RESULT)),
-        chunk=_CHUNK,
+        result=either(RESULT, listed(RESULT)),
+        chunk=CHUNK,
     ),
 )

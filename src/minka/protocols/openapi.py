@@ -11,21 +11,42 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from minka import __version__
 from minka.params import ACCEPTED_FIELDS, GenerationParams, SamplingParams, rows
+from minka.protocols.batches import (
+    BATCH,
+    BATCH_FIELDS,
+    DELETED,
+    FILE,
+    FILE_FIELDS,
+    PAGE_QUERY,
+    page_of,
+)
 from minka.protocols.cache import CACHE
+from minka.protocols.chat_control import CONTROL, CONTROL_FIELDS
+from minka.protocols.lora import ADAPTER, LOAD_FIELDS, SCALES, SUCCESS, UNLOAD_FIELDS
 from minka.protocols.metrics import MEDIA_TYPE
-from minka.protocols.route import Completion, Prefill, Route, discover
+from minka.protocols.responses import (
+    FOLLOW_QUERY,
+    FORGOTTEN,
+    ITEMS,
+    ITEMS_QUERY,
+    LOOKUP_FIELDS,
+    RESPONSE,
+    STREAMS,
+)
+from minka.protocols.route import Completion, Embedding, Prefill, Route, discover
 from minka.protocols.schema import COUNT, FLAG, TEXT, Field, Schema, body_of, listed, record, ref, row_properties, word
 from minka.protocols.shapes import SHARED
 from minka.protocols.slot_files import FIELDS, RESULT
+from minka.protocols.tokenizer_info import TOKENIZER
+from minka.version import VERSION
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Object = Mapping[str, object]
 
-JSON, HTML = "application/json", "text/html"
+JSON, HTML, BYTES, FORM = "application/json", "text/html", "application/octet-stream", "multipart/form-data"
 DESCRIPTION = (
     "GGUF models over the APIs of OpenAI and llama-server. In a request, null is the same as leaving a field out. "
     "Fields that neither API has are ignored; those that one has and Minka does not support are refused by name."
@@ -46,7 +67,8 @@ PROBLEMS = {
 class Told:
     """A route that tells of the server or acts on it. `public`: needs no key. `optional`: 501 unless a flag allows it.
 
-    `fields` are those of its body, which may be left out.
+    `fields` are those of its body, which may be left out unless one is required; `body` is a body that is no object.
+    `missing`: 404 for what is not there.
     """
 
     paths: tuple[str, ...]
@@ -56,8 +78,22 @@ class Told:
     media: str = JSON
     query: tuple[tuple[str, str], ...] = ()
     fields: tuple[Field, ...] = ()
+    body: Schema | None = None
+    missing: bool = False
     public: bool = False
     optional: bool = False
+    form: bool = False
+    """Whether its body is a form with a file, and not JSON."""
+
+
+_FILES, _BATCHES = ("/v1/files",), ("/v1/batches",)
+_FILE, _BATCH = ("/v1/files/{id}",), ("/v1/batches/{id}",)
+
+_RESPONSE = ("/v1/responses/{id}", "/responses/{id}")
+
+
+def _under(paths: tuple[str, ...], name: str) -> tuple[str, ...]:
+    return tuple(path + name for path in paths)
 
 
 TOLD = (
@@ -82,10 +118,77 @@ TOLD = (
         fields=FIELDS,
         optional=True,
     ),
+    Told(("/tokenizer_info",), "The tokenizer, in the words of Hugging Face's tokenizer_config.json", TOKENIZER),
+    Told(
+        ("/v1/chat/completions/control", "/chat/completions/control"),
+        "End the reasoning of an answer that is being written (needs reasoning_control in its request)",
+        CONTROL,
+        method="post",
+        fields=CONTROL_FIELDS,
+    ),
+    Told(("/lora-adapters",), "The LoRA adapters that are loaded", listed(ADAPTER)),
+    Told(
+        ("/lora-adapters",),
+        "Set the factors of requests that say nothing; adapters that are left out get 0",
+        SUCCESS,
+        method="post",
+        body=SCALES,
+    ),
+    Told(
+        ("/lora-adapters/load",),
+        "Load an adapter",
+        ADAPTER,
+        method="post",
+        fields=LOAD_FIELDS,
+        optional=True,
+    ),
+    Told(
+        ("/lora-adapters/unload",),
+        "Unload an adapter as soon as no running request needs it",
+        SUCCESS,
+        method="post",
+        fields=UNLOAD_FIELDS,
+        missing=True,
+    ),
+    Told(_RESPONSE, "A kept response, or its events while it is made", RESPONSE, query=FOLLOW_QUERY, missing=True),
+    Told(_RESPONSE, "Forget a response; one that is made is stopped", FORGOTTEN, method="delete", missing=True),
+    Told(_under(_RESPONSE, "/input_items"), "What a response was made from", ITEMS, query=ITEMS_QUERY, missing=True),
+    Told(_under(_RESPONSE, "/cancel"), "Stop a background response", RESPONSE, method="post", missing=True),
+    Told(
+        ("/v1/stream",),
+        "A stream that was sent with the header X-Conversation-Id, once more",
+        TEXT,
+        media="text/event-stream",
+        query=(("conv_id", "the header's value"), ("from", "the byte to begin with; 0 if not given")),
+        missing=True,
+    ),
+    Told(
+        ("/v1/stream",),
+        "Stop such a stream and forget it; the answer is 204 and empty",
+        TEXT,
+        method="delete",
+        query=(("conv_id", "the header's value"),),
+    ),
+    Told(("/v1/streams/lookup",), "What is known of such streams", STREAMS, method="post", fields=LOOKUP_FIELDS),
     Told(("/cache",), "What the prefix cache holds", CACHE, optional=True),
     Told(("/cache",), "Drop everything that is not pinned", record(n_dropped=COUNT), method="delete", optional=True),
     Told(("/cache/pins/{name}",), "Let go of a pinned prefix", record(success=FLAG), method="delete", optional=True),
-    Told(("/metrics",), "Counters for Prometheus", TEXT, media=MEDIA_TYPE, optional=True),
+    Told(_FILES, "Keep a file of requests", FILE, method="post", fields=FILE_FIELDS, optional=True, form=True),
+    Told(
+        _FILES,
+        "The files",
+        page_of(FILE),
+        query=(("purpose", "batch or batch_output"), *PAGE_QUERY),
+        optional=True,
+    ),
+    Told(_FILE, "One file", FILE, optional=True),
+    Told(_FILE, "Delete a file that no batch needs", DELETED, method="delete", optional=True),
+    Told(("/v1/files/{id}/content",), "What is in a file", TEXT, media=BYTES, optional=True),
+    Told(_BATCHES, "Work on a file of requests", BATCH, method="post", fields=BATCH_FIELDS, optional=True),
+    Told(_BATCHES, "The batches", page_of(BATCH), query=PAGE_QUERY, optional=True),
+    Told(_BATCH, "One batch", BATCH, optional=True),
+    Told(("/v1/batches/{id}/cancel",), "Cancel a batch; what it has is kept", BATCH, method="post", optional=True),
+    Told(("/metrics",), "Counters and histograms for Prometheus", TEXT, media=MEDIA_TYPE, optional=True),
     Told(("/openapi.json",), "This document", {"type": "object"}, public=True),
     Told(("/docs",), "This document, for people", TEXT, media=HTML, public=True),
     Told(("/",), "A page to try the model", TEXT, media=HTML, public=True),
@@ -101,13 +204,13 @@ def openapi_object(
         "openapi": "3.1.0",
         "info": {
             "title": "Minka",
-            "version": __version__,
+            "version": VERSION,
             "description": DESCRIPTION,
             "license": {"name": "MIT", "identifier": "MIT"},
         },
         "servers": [{"url": prefix or "/"}],
         "security": [{}, {"bearer": []}, {"key": []}],
-        "tags": [{"name": name} for name in ("Generation", "Text and tokens", "Server")],
+        "tags": [{"name": name} for name in ("Generation", "Embeddings", "Text and tokens", "Server")],
         "paths": _paths(routes),
         "components": {
             "schemas": {
@@ -148,9 +251,8 @@ def _posts(routes: tuple[Route, ...]) -> Iterator[tuple[str, str, Object]]:
         problems = ["400", "401", "413", "503"]
         if isinstance(route, Completion):
             content["text/event-stream"] = {"schema": route.chunk}
-        if isinstance(route, Completion | Prefill):
+        if isinstance(route, Completion | Prefill | Embedding):
             problems.insert(3, "429")
-        if isinstance(route, Prefill):
             problems.insert(4, "501")
         operation: dict[str, object] = {
             "tags": [_tag(route)],
@@ -166,6 +268,8 @@ def _tag(route: Route) -> str:
     match route:
         case Completion():
             return "Generation"
+        case Embedding():
+            return "Embeddings"
         case Prefill():
             return "Server"
         case _:
@@ -176,8 +280,9 @@ def _told() -> Iterator[tuple[str, str, Object]]:
     for route in TOLD:
         first, *_ = route.paths
         problems = (
-            (["400"] if route.fields else [])
-            + (["404"] if "{name}" in first else [])
+            (["400"] if route.fields or route.body or route.query or "{id}" in first else [])
+            + (["404"] if "{" in first or route.missing else [])
+            + (["413"] if route.form else [])
             + (["501"] if route.optional else [])
             + ["503"]
         )
@@ -188,7 +293,12 @@ def _told() -> Iterator[tuple[str, str, Object]]:
             "responses": _responses({route.media: {"schema": route.result}}, problems),
         }
         if route.fields:
-            operation["requestBody"] = {"content": {JSON: {"schema": body_of(route.fields)}}}
+            operation["requestBody"] = {
+                "content": {FORM if route.form else JSON: {"schema": body_of(route.fields)}},
+                "required": any(field.required for field in route.fields),
+            }
+        if route.body is not None:
+            operation["requestBody"] = {"content": {JSON: {"schema": route.body}}, "required": True}
         if route.public:
             operation["security"] = [{}]
         for path in route.paths:

@@ -13,9 +13,10 @@ from importlib import import_module
 
 import minka.protocols
 from minka.protocols.body import JsonObject
-from minka.protocols.exchange import Decode
+from minka.protocols.exchange import OPENAI, Decode, Wire
 from minka.protocols.schema import Field, Schema
 from minka.protocols.served import Served
+from minka.protocols.vectors import DecodeTexts
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class Completion:
     example: Mapping[str, object]
     result: Schema
     chunk: Schema
+    wire: Wire = OPENAI
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class Computed:
     fields: tuple[Field, ...]
     example: Mapping[str, object]
     result: Schema
+    wire: Wire = OPENAI
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,19 @@ class Prefill:
     result: Schema
 
 
-Route = Completion | Computed | Prefill
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """`POST` routes whose texts the engine turns into vectors."""
+
+    paths: tuple[str, ...]
+    decode: DecodeTexts
+    summary: str
+    fields: tuple[Field, ...]
+    example: Mapping[str, object]
+    result: Schema
+
+
+Route = Completion | Computed | Prefill | Embedding
 
 
 def discover() -> tuple[Route, ...]:

@@ -117,6 +117,9 @@ def _sent(value: object) -> object:
     return False if value == -inf else value
 
 
+_ITEMS = {Kind.FLOATS: NUMBER, Kind.INTS: COUNT, Kind.FILES: TEXT}
+
+
 def _row_schema(row: Row) -> Schema:
     match row.type:
         case Kind.BOOL:
@@ -127,12 +130,15 @@ def _row_schema(row: Row) -> Schema:
             return {"type": "number", **_range(row)}
         case Kind.STRS:
             return _strings(row)
-        case Kind.FLOATS:
-            return listed(NUMBER, maxItems=row.param.max_items)
+        case Kind.FLOATS | Kind.INTS | Kind.FILES:
+            return listed(_ITEMS[row.type], maxItems=row.param.max_items)
         case Kind.BIASES:
             bias = either({"type": "number", **_range(row)}, {"const": False})
             pair = {"type": "array", "prefixItems": [either(TOKEN, TEXT), bias], "minItems": 2, "maxItems": 2}
             return either({"type": "object", "additionalProperties": bias}, listed(pair))
+        case Kind.ADAPTERS:
+            entry = record(id=TOKEN, scale={"type": "number", **_range(row)})
+            return listed({**entry, "required": ["id"]}, maxItems=row.param.max_items)
         case Kind.STR:
             return word(*row.param.choices) if row.param.choices else TEXT
 

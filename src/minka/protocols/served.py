@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from minka.chat.formats.content_only import CONTENT_ONLY
+from minka.chat.formats.format import Format
 from minka.chat.template import Template
-from minka.params import GenerationParams, SamplingParams
-from minka.types import Tokenizer
+from minka.chat.turn import ChatModel
+from minka.grammar.compiler import Grammars
+from minka.params import ChatParams, GenerationParams, SamplingParams
+from minka.protocols.constraint import Content
+from minka.protocols.responses_store import Shelf
+from minka.types import Adapter, FimTokens, Pooling, RankFrame, Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +32,20 @@ class ModelFacts:
     n_params: int
     size: int
     """Bytes of the weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingFacts:
+    """How the model embeds: `width` numbers a vector, whose norm is `normalize` unless a request says another.
+
+    `only`: the model cannot do anything else.
+    """
+
+    pooling: Pooling
+    width: int
+    normalize: int = 2
+    frame: RankFrame = field(default_factory=RankFrame)
+    only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +68,25 @@ class Served:
     generation: GenerationParams
     prefill_assistant: bool
     template_kwargs: Mapping[str, object]
+    n_batch: int = 2048
+    """Tokens that are computed at once."""
+    fim: FimTokens | None = None
+    """The tokens of fill-in-the-middle prompts, None if the model knows none."""
+    adapters: tuple[Adapter, ...] = ()
+    """The LoRA adapters, by id. Loading one makes a new value of this class."""
+    embeddings: EmbeddingFacts | None = None
+    """None if the server embeds nothing."""
+    format: Format = CONTENT_ONLY
+    """How the model writes calls and reasoning."""
+    chat: ChatParams = field(default_factory=ChatParams)
+    grammars: Grammars | None = None
+    """What compiles constraints; without it none are taken."""
+    content: Content | None = None
+    """What all texts have to match whose request says nothing else."""
+    responses: Shelf | None = None
+    """The kept answers of whom a request comes from; None keeps nothing. Set for each request."""
+
+    @property
+    def writer(self) -> ChatModel:
+        """What makes the turns of this model."""
+        return ChatModel(self.template, self.format, self.chat, self.template_kwargs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from minka.grammar.lazy import split
 from minka.types import Job
 
 RANDOM_SEED = 4294967295
@@ -30,6 +31,8 @@ _BEFORE_BREAKERS = (
     "dry_penalty_last_n",
 )
 _AFTER_BREAKERS = ("mirostat", "mirostat_tau", "mirostat_eta", "adaptive_target", "adaptive_decay")
+_OURS = ("n_indent", "t_max_predict_ms", "n_cache_reuse", "cache_prompt", "priority", "timeout_ms")
+"""What llama-server does not tell, behind its keys."""
 _USER_TEXT = frozenset({"dry_sequence_breakers", "stop", "logit_bias"})
 _CONSTRAINT = frozenset({"grammar", "grammar_lazy", "grammar_triggers", "preserved_tokens"})
 
@@ -52,10 +55,7 @@ def settings_object(job: Job, *, stream: bool, timings_per_token: bool = False, 
         "logit_bias": [{"bias": _bias(bias), "token": token} for token, bias in sampling.logit_bias],
         "n_probs": sampling.n_probs,
         "min_keep": sampling.min_keep,
-        "grammar": "",
-        "grammar_lazy": False,
-        "grammar_triggers": [],
-        "preserved_tokens": [],
+        **_constraint(job),
         "chat_format": "Content-only",
         "reasoning_format": "none",
         "reasoning_in_content": False,
@@ -64,10 +64,22 @@ def settings_object(job: Job, *, stream: bool, timings_per_token: bool = False, 
         "speculative.types": "none",
         "timings_per_token": timings_per_token,
         "post_sampling_probs": sampling.post_sampling_probs,
-        "backend_sampling": False,
-        "lora": [],
+        "backend_sampling": sampling.backend_sampling,
+        "lora": [{"id": id, "scale": scale} for id, scale in job.lora],
+        **{name: getattr(job, name) for name in _OURS},
     }
     return body if full else {name: value for name, value in body.items() if name not in _USER_TEXT | _CONSTRAINT}
+
+
+def _constraint(job: Job) -> dict[str, object]:
+    """The grammar as it was compiled, in Lark whatever the request was written in."""
+    triggers, source = split(job.constraint.grammar) if job.constraint is not None else (None, "")
+    return {
+        "grammar": source,
+        "grammar_lazy": triggers is not None,
+        "grammar_triggers": triggers.listed() if triggers is not None else [],
+        "preserved_tokens": sorted(job.preserved_tokens),
+    }
 
 
 def _bias(bias: float) -> float | None:

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from minka.types import Event, Finished, FinishReason, Job, Progress, Started, Token, TokenLogprobs
+from minka.types import (
+    Event,
+    Finished,
+    FinishReason,
+    Job,
+    Progress,
+    PromptLogprobs,
+    Started,
+    Timings,
+    Token,
+    TokenLogprobs,
+)
 
 
 @dataclass(slots=True)
@@ -18,21 +29,31 @@ class Transcript:
     pieces: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Those of the prompt's tokens, without the first one."""
+    timings: Timings = field(default_factory=Timings)
+    """The counts so far."""
     end: Finished | None = None
 
     def add(self, event: Event) -> None:
         """Take the choice's next event."""
         match event:
-            case Started() | Progress():
+            case Started():
                 self.slot = event.slot
+                self.timings = Timings(cache_n=event.n_cached, prompt_n=event.n_prompt - event.n_cached)
+            case Progress():
+                self.slot = event.slot
+            case PromptLogprobs():
+                self.prompt_logprobs += event.entries
             case Token():
                 self.tokens.append(event.token)
                 self.pieces.append(event.text)
+                self.timings = event.timings
                 if event.logprobs is not None:
                     self.logprobs.append(event.logprobs)
             case Finished():
                 self.pieces.append(event.text)
-                self.slot, self.end = event.slot, event
+                self.slot, self.end, self.timings = event.slot, event, event.timings
             case _:
                 pass  # Failed and Cancelled end the whole exchange, not the fold
 

@@ -11,6 +11,7 @@ from starlette.routing import BaseRoute, Route
 
 from minka.errors import NotSupportedError, UnavailableError
 from minka.protocols.about import models_object, one_model_object, props_object, slots_object
+from minka.protocols.tokenizer_info import tokenizer_object
 from minka.server.state import State
 from minka.server.wire import JsonResponse
 
@@ -26,6 +27,7 @@ def routes(prefix: str) -> list[BaseRoute]:
         ("/v1/models/{name:path}",): ("GET", one_model),
         ("/props",): ("GET", props),
         ("/slots",): ("GET", slots),
+        ("/tokenizer_info",): ("GET", tokenizer),
     }
     found: list[BaseRoute] = [
         Route(prefix + path, endpoint, methods=[method])
@@ -59,6 +61,11 @@ async def props(request: Request) -> Response:
     """Properties of server and model."""
     state = _state(request)
     return JsonResponse(await asyncio.to_thread(props_object, state.loaded.served, state.params))
+
+
+async def tokenizer(request: Request) -> Response:
+    """The tokenizer, for clients that have none of their own."""
+    return JsonResponse(await asyncio.to_thread(tokenizer_object, _state(request).loaded.served))
 
 
 async def set_props(request: Request) -> Response:

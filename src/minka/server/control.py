@@ -6,7 +6,7 @@ import asyncio
 from concurrent.futures import Future
 from pathlib import Path
 from time import perf_counter
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -29,7 +29,7 @@ from minka.protocols.slot_files import (
     saved_object,
 )
 from minka.server.state import State
-from minka.server.wire import JsonResponse, read_body
+from minka.server.wire import JsonResponse, Spelled, read_body
 
 T = TypeVar("T")
 
@@ -155,16 +155,9 @@ async def metrics(request: Request) -> Response:
         raise NotSupportedError("This server does not support metrics endpoint. Start it with `--metrics`")
     engine = state.loaded.engine
     view, tiers = await asyncio.gather(asyncio.wrap_future(engine.view()), asyncio.wrap_future(engine.cache()))
-    text = metrics_text(Scrape(view, tiers, state.scraped))
+    served = state.loaded.served
+    text = metrics_text(Scrape(view, tiers, state.scraped, engine.measured(), served.model.name))
     state.scraped = view.counters
     response = Response(text, media_type=MEDIA_TYPE)
-    response.raw_headers.append((_Spelled(b"Process-Start-Time-Unix"), str(state.started).encode()))
+    response.raw_headers.append((Spelled(b"Process-Start-Time-Unix"), str(state.started).encode()))
     return response
-
-
-class _Spelled(bytes):
-    """A header's name as llama-server spells it. uvicorn asks for small letters, and some clients compare by them."""
-
-    def lower(self) -> Self:
-        """Itself."""
-        return self

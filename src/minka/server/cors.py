@@ -12,6 +12,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minka.params import ServerParams
+from minka.server.wire import Spelled
+
+_ORIGIN = Spelled(b"Access-Control-Allow-Origin")
+_CREDENTIALS = Spelled(b"Access-Control-Allow-Credentials")
+_METHODS = Spelled(b"Access-Control-Allow-Methods")
+_HEADERS = Spelled(b"Access-Control-Allow-Headers")
 
 _LOCAL = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?")
 
@@ -23,11 +29,10 @@ class CorsDoor:
         self._app = app
         self._origins = params.cors_origins
         self._credentials = params.cors_credentials
-        self._preflight = {
-            "access-control-allow-credentials": "true" if params.cors_credentials else "false",
-            "access-control-allow-methods": ", ".join(params.cors_methods),
-            "access-control-allow-headers": ", ".join(params.cors_headers),
-        }
+        self._preflight = [
+            (_METHODS, ", ".join(params.cors_methods).encode()),
+            (_HEADERS, ", ".join(params.cors_headers).encode()),
+        ]
 
     def _allowed(self, origin: str) -> str:
         """The value of Access-Control-Allow-Origin, empty for none."""
@@ -47,15 +52,18 @@ class CorsDoor:
 
         async def add(message: Message) -> None:
             if message["type"] == "http.response.start" and allowed:
-                headers = MutableHeaders(scope=message)
-                headers["access-control-allow-origin"] = allowed
+                message["headers"].append((_ORIGIN, allowed.encode("latin-1")))
                 if allowed != "*":
-                    headers.add_vary_header("origin")
+                    MutableHeaders(scope=message).add_vary_header("origin")
                     if self._credentials:
-                        headers["access-control-allow-credentials"] = "true"
+                        message["headers"].append((_CREDENTIALS, b"true"))
             await send(message)
 
         if scope["method"] == "OPTIONS":
-            await Response(b"", 200, self._preflight)(scope, receive, add)
+            response = Response(b"", 200)
+            response.raw_headers += self._preflight
+            if not (self._credentials and allowed not in ("", "*")):
+                response.raw_headers.append((_CREDENTIALS, b"true" if self._credentials else b"false"))
+            await response(scope, receive, add)
             return
         await self._app(scope, receive, add)

@@ -16,8 +16,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minka.errors import MethodError, MinkaError, NotFoundError, UnavailableError
+from minka.logs import REQUEST_ID
 from minka.server.state import State
-from minka.server.wire import error_response
+from minka.server.wire import error_response, wire_of
 
 log = logging.getLogger("minka.server")
 
@@ -34,10 +35,10 @@ async def http_error(request: Request, error: Exception) -> Response:
     """Router errors in our shape: an unknown path, a known one with the wrong method."""
     assert isinstance(error, HTTPException), "registered for HTTP errors only"
     if error.status_code == 405:
-        response = error_response(MethodError(f"{request.url.path} does not take {request.method}"))
+        response = error_response(MethodError(f"{request.url.path} does not take {request.method}"), request.scope)
         response.headers.update(error.headers or {})
         return response
-    return error_response(NotFoundError("File Not Found"))
+    return error_response(NotFoundError("File Not Found"), request.scope)
 
 
 class ErrorDoor:
@@ -53,13 +54,19 @@ class ErrorDoor:
             return
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+        REQUEST_ID.set(request_id)  # a request is a task of its own
+        id_header = wire_of(scope).id_header
         began, status = perf_counter(), 0
 
         async def watch(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                if id_header:
+                    headers[id_header] = request_id
             await send(message)
 
         try:
@@ -73,7 +80,7 @@ class ErrorDoor:
                 log.exception("request %s failed", request_id, extra={"request_id": request_id})
                 error = MinkaError("internal error of the server; its log has the details")
             if not status:
-                await error_response(error)(scope, receive, watch)
+                await error_response(error, scope)(scope, receive, watch)
         finally:
             self._log(scope, status, perf_counter() - began, request_id)
 
@@ -81,9 +88,8 @@ class ErrorDoor:
     def _log(scope: Scope, status: int, seconds: float, request_id: str) -> None:
         level = logging.DEBUG if scope["path"] in ("/health", "/v1/health", "/metrics") else logging.INFO
         line = "%s %s %d %.3f s %s"
-        log.log(
-            level, line, scope["method"], scope["path"], status, seconds, request_id, extra={"request_id": request_id}
-        )
+        facts = {"method": scope["method"], "path": scope["path"], "status": status, "seconds": round(seconds, 6)}
+        log.log(level, line, *facts.values(), request_id, extra={"request_id": request_id, "facts": facts})
 
 
 class ReadyDoor:
@@ -95,6 +101,6 @@ class ReadyDoor:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI side."""
         if scope["type"] == "http" and state_of(scope).runtime is None and scope["path"] not in self._pages:
-            await error_response(UnavailableError("Loading model"))(scope, receive, send)
+            await error_response(UnavailableError("Loading model"), scope)(scope, receive, send)
             return
         await self._app(scope, receive, send)

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 from minka.errors import UnavailableError
 from minka.params import ServerParams
+from minka.protocols.responses_store import ResponseStore
 from minka.runtime import Runtime
+from minka.server.streams import Streams
 from minka.types import Counters
 
 
@@ -20,6 +22,8 @@ class State:
     runtime: Runtime | None = None
     started: int = field(default_factory=lambda: int(time.time()))
     scraped: Counters = field(default_factory=Counters)
+    streams: Streams = field(default_factory=Streams)
+    responses: ResponseStore = field(default_factory=ResponseStore)
 
     @property
     def loaded(self) -> Runtime:

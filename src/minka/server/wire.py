@@ -2,34 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from typing import Self
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from minka.errors import MinkaError, QueueFullError, TooLargeError
-from minka.protocols.exchange import encode, error_object
+from minka.protocols.exchange import OPENAI, Wire, encode
 
 
 async def read_body(request: Request) -> bytes:
     """The request's body. Raises TooLargeError as soon as it is over the server's limit."""
+    return b"".join([chunk async for chunk in bounded(request)])
+
+
+async def bounded(request: Request) -> AsyncGenerator[bytes, None]:
+    """The request's body as it comes. Raises TooLargeError as soon as it is over the server's limit."""
     limit: int = request.app.state.body_limit
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         raise _too_large(limit)
-    chunks, size = [], 0
+    size = 0
     async for chunk in request.stream():
         size += len(chunk)
         if size > limit:
             raise _too_large(limit)
-        chunks.append(chunk)
-    return b"".join(chunks)
+        yield chunk
 
 
 def _too_large(limit: int) -> TooLargeError:
     return TooLargeError(f"the request body is over the limit of {limit >> 20} MiB (--body-limit)")
+
+
+class Spelled(bytes):
+    """A header's name as llama-server spells it. uvicorn asks for small letters, and some clients compare by them."""
+
+    def lower(self) -> Self:
+        """Itself."""
+        return self
 
 
 class JsonResponse(Response):
@@ -41,10 +54,24 @@ class JsonResponse(Response):
         super().__init__(encode(value), status, headers)
 
 
-def error_response(error: MinkaError) -> JsonResponse:
-    """An error with its status."""
+def wire_of(scope: Scope) -> Wire:
+    """How the API of a request's path speaks; what lies under a path speaks as it does."""
+    path: str = scope["path"]
+    wires: Sequence[tuple[str, Wire]] = scope["app"].state.wires
+    return next((wire for own, wire in wires if path == own or path.startswith(own + "/")), OPENAI)
+
+
+def request_id(scope: Scope) -> str:
+    """The request's id, empty before it has one."""
+    given: str = scope.get("state", {}).get("request_id", "")
+    return given
+
+
+def error_response(error: MinkaError, scope: Scope) -> JsonResponse:
+    """An error with its status, in the shape of the API that was called."""
+    wire, id = wire_of(scope), request_id(scope)
     headers = {"retry-after": str(error.retry_after)} if isinstance(error, QueueFullError) else None
-    return JsonResponse(error_object(error), error.status, headers)
+    return JsonResponse(wire.error(error, id), wire.status(error), headers)
 
 
 class StreamResponse(Response):

@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING, Protocol, Self
 from minka.chat.messages import Message
 from minka.chat.prompt import prompt_tokens
 from minka.engine.engine import Engine
+from minka.params import Adapters
+from minka.protocols.body import decode_lora
+from minka.protocols.constraint import own_constraint
 from minka.protocols.served import Served
 from minka.terminal.tuning import Tuning
-from minka.types import Finished, FinishReason, Job, Progress, Started, Timings, Token, Tokenizer
+from minka.types import Constraint, Finished, FinishReason, Job, Progress, Started, Timings, Token, Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -91,10 +94,18 @@ class Stopper:
             raise KeyboardInterrupt
 
 
-def run_job(engine: Engine, job: Job, show: Show, stopper: Stopper, watch: Watch | None = None) -> Answer:
+def run_job(
+    engine: Engine,
+    job: Job,
+    show: Show,
+    stopper: Stopper,
+    watch: Watch | None = None,
+    each: Callable[[Token], None] | None = None,
+) -> Answer:
     """Run a job to its end, or until it is stopped; what it wrote until then is the answer. Raises the job's error.
 
-    `show` is called with each piece of text, `watch` with the progress on the prompt if the job asks for it.
+    `show` is called with each piece of text, `watch` with the progress on the prompt if the job asks for it, `each`
+    with each token.
     """
     pieces: list[str] = []
     timings, n_past = Timings(), len(job.prompt)
@@ -105,6 +116,8 @@ def run_job(engine: Engine, job: Job, show: Show, stopper: Stopper, watch: Watch
             case Token():
                 timings, n_past = event.timings, len(job.prompt) + event.timings.predicted_n
                 _add(event.text, pieces, show)
+                if each is not None:
+                    each(event)
             case Progress() if watch is not None:
                 watch(event)
             case Finished():
@@ -177,7 +190,13 @@ class ModelResponder:
             self._look(tokens)
         self._count += 1
         job = make_job(
-            f"chat-{self._count}", tokens, tuning, preserved=self._preserved, return_progress=watch is not None
+            f"chat-{self._count}",
+            tokens,
+            tuning,
+            preserved=self._preserved,
+            return_progress=watch is not None,
+            lora=decode_lora(None, self._served.adapters),
+            constraint=own_constraint(self._served.content, self._served.grammars),
         )
         return run_job(self._engine, job, show, stopper, watch)
 
@@ -189,6 +208,8 @@ def make_job(
     *,
     preserved: frozenset[int] = frozenset(),
     return_progress: bool = False,
+    lora: Adapters = (),
+    constraint: Constraint | None = None,
 ) -> Job:
     """The job of a prompt; `preserved` are tokens that are written as text although they are special."""
     generation = tuning.generation
@@ -205,6 +226,8 @@ def make_job(
         cache_prompt=generation.cache_prompt,
         return_progress=return_progress,
         preserved_tokens=preserved,
+        lora=lora,
+        constraint=constraint,
     )
 
 

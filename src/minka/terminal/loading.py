@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 from rich.console import Console
@@ -17,10 +19,40 @@ def load_model(settings: Settings) -> Runtime:
     """Load a model for one user: a single slot that has the whole context. Raises what `runtime.load` raises."""
     context = replace(settings.context, parallel=1, kv_unified=False, kv_unified_per_slot=0)
     settings = replace(settings, context=context)
-    if not sys.stderr.isatty():
-        return load(settings)
-    with _bar() as progress:
-        return load(settings, progress)
+    with _interrupts() as check, _bar() if sys.stderr.isatty() else nullcontext() as show:
+
+        def progress(share: float) -> None:
+            check()
+            if show is not None:
+                show(share)
+
+        runtime = load(settings, progress)
+        try:
+            check()
+        except KeyboardInterrupt:
+            runtime.close()
+            raise
+        return runtime
+
+
+@contextmanager
+def _interrupts() -> Iterator[Callable[[], None]]:
+    """Ctrl-C is noted, and raised by the function that this yields: while C loads, Python code runs only in what it
+    calls back (its log, its progress), and an exception that a signal raises there would be lost."""
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    pressed = threading.Event()
+
+    def check() -> None:
+        if pressed.is_set():
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, lambda _number, _frame: pressed.set())
+    try:
+        yield check
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

@@ -84,6 +84,17 @@ class CompleteOptions:
     binary_file: str | None = param(
         None, "-bf", "--binary-file", metavar="FILE", topic=_PROMPT,
         doc="a file to go on from as it is, to its last byte")
+    prompt_cache: str | None = param(
+        None, "--prompt-cache", metavar="FILE", topic=_PROMPT,
+        doc="keep what is computed of the prompt in a file, and begin with what is in it; without a prompt, go on from "
+        "its text")
+    prompt_cache_all: bool = param(
+        False, "--prompt-cache-all", topic=_PROMPT, doc="keep the generated text there as well")
+    prompt_cache_ro: bool = param(
+        False, "--prompt-cache-ro", topic=_PROMPT, doc="read the file of --prompt-cache, and leave it as it is")
+    interactive: bool = param(
+        False, "-i", "--interactive", "-if", "--interactive-first", topic=_PROMPT,
+        doc="refused: a conversation is `minka chat`")
     conversation: bool = param(
         False, "-cnv", "--conversation", negated=("-no-cnv", "--no-conversation"), topic=_PROMPT,
         doc="refused: a conversation is `minka chat`; the negated form asks for what happens anyway")
@@ -95,4 +106,13 @@ class CompleteOptions:
         doc="write the same text to a file as well, once it is complete")
     verbose_prompt: bool = param(
         False, "--verbose-prompt", topic=_OUTPUT, doc="print the tokens of the prompt to standard error")
+    print_token_count: int = param(
+        -1, "-ptc", "--print-token-count", low=-1, high=INT32_MAX, topic=_OUTPUT,
+        doc="print how much of the context is used to standard error, every N tokens; -1 or 0 is off")
+    simple_io: bool = param(
+        False, "--simple-io", topic=_OUTPUT, inert=True, doc="accepted without effect: output is always plain")
+    color: str = param(
+        "auto", "-co", "--color", choices=("on", "off", "auto"), syntax=Syntax.SWITCH, metavar="on|off|auto",
+        topic=_OUTPUT, inert=True,
+        doc="accepted without effect: output is always plain")
 # fmt: on

@@ -8,6 +8,8 @@ from pathlib import Path
 from minka.errors import UsageError
 from minka.terminal.files import decode, read_bytes, read_stream, read_text, without_last_newline
 
+NO_PROMPT = "there is no prompt: give one with -p, -f or -bf, or pipe it in"
+
 
 def piped() -> bytes | None:
     """What comes from standard input if that is no terminal, None if it is one or is closed. Waits for its end."""
@@ -37,10 +39,13 @@ def system_message(text: str | None, file: str | None) -> str | None:
     return without_last_newline(read_text(Path(file), "the system prompt file"))
 
 
-def raw_prompt(prompt: str | None, file: str | None, binary_file: str | None, rest: bytes | None) -> str:
+def raw_prompt(
+    prompt: str | None, file: str | None, binary_file: str | None, rest: bytes | None, *, needed: bool = True
+) -> str:
     """The text to complete: all that is given, one after the other, with nothing in between.
 
-    Bytes of a binary file that are no UTF-8 become U+FFFD. Raises UsageError if nothing at all is given.
+    Bytes of a binary file that are no UTF-8 become U+FFFD. Raises UsageError if nothing at all is given, unless a
+    prompt is not `needed`.
     """
     parts = [] if prompt is None else [prompt]
     if file is not None:
@@ -50,6 +55,6 @@ def raw_prompt(prompt: str | None, file: str | None, binary_file: str | None, re
         parts.append(read_bytes(Path(binary_file), "the prompt file").decode("utf-8", "replace"))
     if rest:
         parts.append(without_last_newline(decode(rest, "standard input")))
-    if not parts:
-        raise UsageError("there is no prompt: give one with -p, -f or -bf, or pipe it in")
+    if not parts and needed:
+        raise UsageError(NO_PROMPT)
     return "".join(parts)

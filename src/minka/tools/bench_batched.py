@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from minka.errors import UsageError
 from minka.hub import locate
+from minka.native.context_params import FLASH_ATTN
 from minka.native.model import Model
 from minka.native.own_thread import OwnThread
-from minka.native.raw import FLASH_ATTN, RawContext, TokenList
+from minka.native.raw import RawContext, TokenList
 from minka.params import ContextParams, ModelParams
 from minka.tools.scoring_context import Hardware, model_params
 

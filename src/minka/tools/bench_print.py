@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Literal, Protocol
 
-from minka.native.raw import FLASH_ATTN
+from minka.native.context_params import FLASH_ATTN
 from minka.tools.bench_matrix import Matrix
 from minka.tools.bench_run import Machine, Measured
 

@@ -19,7 +19,6 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from minka import __version__
 from minka.errors import UsageError
 from minka.hub import check_model
 from minka.native.devices import DeviceType, backends, devices
@@ -31,6 +30,7 @@ from minka.native.raw import RawBatch, RawContext, TokenList, Tokens
 from minka.native.threadpool import MAX_THREADS, Pinning, parse_cpu_mask
 from minka.params import ContextParams, ModelParams
 from minka.tools.bench_matrix import Matrix, ModelSetup, Test
+from minka.version import VERSION
 
 MAX_POLL = 100
 
@@ -112,7 +112,7 @@ def describe_machine() -> Machine:
     cpus = [device.description for device in found if device.type in (DeviceType.CPU, DeviceType.ACCEL)]
     gpus = [device.description for device in found if device.type in (DeviceType.GPU, DeviceType.IGPU)]
     others = [name for name in backends() if name != "CPU"]
-    build = f"minka-{__version__}+libllama-{library().version}"
+    build = f"minka-{VERSION}+libllama-{library().version}"
     return Machine(build, ", ".join(cpus), ", ".join(gpus), ",".join(others) or "CPU")
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from minka import __version__
 from minka.tools.bench_serve import Plan
 from minka.tools.bench_spread import Level, Spread
+from minka.version import VERSION
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -131,7 +131,7 @@ def level_json(level: Level) -> dict[str, object]:
 def to_json(levels: Sequence[Level], plan: Plan) -> dict[str, object]:
     """A whole load test as JSON."""
     return {
-        "minka": __version__,
+        "minka": VERSION,
         "dataset": plan.dataset.name,
         "max_tokens": plan.max_tokens,
         "api": plan.api,

@@ -84,15 +84,16 @@ class Windows:
                 "with; give a smaller --ctx-size"
             )
         self.chunk_size = chunk_size
-        # A context with a sliding window takes no more at a time, see native.context.
-        n_batch = min(params.n_batch, params.n_ubatch) if model.n_swa and not params.swa_full else params.n_batch
-        self.n_seq = max(1, n_batch // chunk_size)
+        self.n_seq = max(1, params.n_batch // chunk_size)
         self._context = ObservedContext(
             model,
             replace(
                 params,
                 n_ctx=self.n_seq * pad(chunk_size, _CELLS),
-                n_batch=min(n_batch, self.n_seq * chunk_size),
+                n_batch=min(params.n_batch, self.n_seq * chunk_size),
+                # A cache that keeps no more than the window would only take smaller batches, see native.context, and
+                # the shape of a batch shows in the values: those of llama-imatrix come from whole ones.
+                swa_full=True,
                 parallel=self.n_seq,
                 kv_unified=False,
                 kv_unified_per_slot=0,

@@ -1,0 +1,25 @@
+"""GigaChat 3: one JSON object, behind a message of its own (3.0) or a tag (3.1)."""
+
+from __future__ import annotations
+
+from minka.chat.formats.calls import JsonCall
+from minka.chat.formats.format import Family, Format
+from minka.chat.formats.shape import Shape
+
+MESSAGE = "<|message_sep|>\n\nfunction call<|role_sep|>\n"
+TAG = "<|function_call|>"
+
+
+def _make(source: str) -> Format | None:
+    if "<|role_sep|>" not in source or "<|message_sep|>" not in source:
+        return None
+    is_tag = TAG in source
+    return Shape(
+        "gigachat-v3.1" if is_tag else "gigachat-v3",
+        JsonCall(),
+        call_open=TAG if is_tag else MESSAGE,
+        more_marks=("<|message_sep|>", "<|role_sep|>"),
+    )
+
+
+FAMILY = Family(rank=30, make=_make)

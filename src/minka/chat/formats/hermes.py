@@ -1,0 +1,24 @@
+"""Hermes 2 and 3, Qwen 2.5 and 3, QwQ and all that learned from them: `<tool_call>` around a JSON object."""
+
+from __future__ import annotations
+
+from minka.chat.formats.calls import JsonCall
+from minka.chat.formats.format import Family, Format
+from minka.chat.formats.reasoning import think_tags
+from minka.chat.formats.shape import Shape
+
+
+def _make(source: str) -> Format | None:
+    if "<tool_call>" not in source or '{"name": ' not in source or "<function=" in source or "<arg_key>" in source:
+        return None
+    return Shape(
+        "hermes",
+        JsonCall(),
+        call_open="<tool_call>\n",
+        call_close="\n</tool_call>",
+        separator="\n",
+        reasoning=think_tags(source),
+    )
+
+
+FAMILY = Family(rank=50, make=_make)

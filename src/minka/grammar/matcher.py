@@ -1,0 +1,103 @@
+"""A compiled grammar at work on one text: llguidance's matcher behind the engine's interface."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from llguidance import LLMatcher
+from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
+from numpy.typing import NDArray
+
+from minka.errors import NativeError, RequestError
+
+_TOO_LARGE = ("lexer error", "too many", "too complex", "too big", "max is")
+"""What llguidance says at its limits. A token that may not come is an error of other words."""
+
+_NEVER = np.float32(-np.inf)
+_BITS = np.arange(32, dtype=np.int32)
+
+
+def _penalties() -> NDArray[np.float32]:
+    """What to add to the logits of eight tokens, by the byte of the mask that is about them; shape (256, 8)."""
+    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, np.newaxis], axis=1, bitorder="little")
+    return np.where(bits == 1, np.float32(0), _NEVER).astype(np.float32)
+
+
+_PENALTIES = _penalties()
+
+
+def forbid(logits: NDArray[np.float32], mask: NDArray[np.int32]) -> None:
+    """Set the logits to minus infinity where the mask's bit is 0. Shapes (n,) and (n / 32 rounded up,).
+
+    Most masks allow nearly nothing or nearly all: then only the words that are mixed are looked at (10 to 30 us for
+    50,000 tokens; 200 us for a mask without any pattern).
+    """
+    some = np.flatnonzero(mask)
+    if len(some) * 8 < len(mask):
+        ids = _ids(mask, some, 1, len(logits))
+        kept = logits[ids]
+        logits.fill(_NEVER)
+        logits[ids] = kept
+        return
+    mixed = np.flatnonzero(mask != -1)
+    if len(mixed) * 8 < len(mask):
+        logits[_ids(mask, mixed, 0, len(logits))] = _NEVER
+    else:
+        logits += _PENALTIES[mask.view(np.uint8)].reshape(-1)[: len(logits)]
+
+
+def _ids(mask: NDArray[np.int32], words: NDArray[np.intp], bit: int, n: int) -> NDArray[np.intp]:
+    """The tokens in some words of the mask whose bit has a value."""
+    bits = np.unpackbits(mask[words].view(np.uint8), bitorder="little").reshape(-1, 32)
+    ids: NDArray[np.intp] = (words[:, np.newaxis] * 32 + _BITS)[bits == bit]
+    inside: NDArray[np.intp] = ids[ids < n]
+    return inside
+
+
+class GrammarMatcher:
+    """Implements `minka.types.Matcher`."""
+
+    def __init__(self, native: LLMatcher, n_vocab: int) -> None:
+        self.native = native
+        self.mask: NDArray[np.int32] = allocate_token_bitmask(1, n_vocab)
+        """One bit a token, set where it may come next; shape (1, n_vocab / 32 rounded up)."""
+        self.is_fresh = False
+        """Whether `mask` is the one of the text as it is now."""
+
+    def fill(self) -> None:
+        """Compute the mask of the text as it is now."""
+        fill_next_token_bitmask(self.native, self.mask)
+        self.is_fresh = True
+
+    def apply(self, logits: NDArray[np.float32]) -> None:
+        """See Matcher. Raises RequestError if the grammar has become too large to follow."""
+        if not self.is_fresh:
+            self.fill()
+        self._check()
+        forbid(logits, self.mask[0])
+
+    def forced(self) -> Sequence[int]:
+        """See Matcher."""
+        return self.native.compute_ff_tokens()
+
+    def accept(self, token: int) -> None:
+        """See Matcher. Raises RequestError as `apply` does."""
+        self.is_fresh = False
+        if not self.native.consume_token(token):
+            if any(words in self.native.get_error() for words in _TOO_LARGE):
+                self._check()
+            raise NativeError(f"token {token} does not match the grammar")
+
+    @property
+    def finished(self) -> bool:
+        """See Matcher."""
+        return self.native.is_stopped() and not self.native.is_error()
+
+    def end_thinking(self) -> bool:
+        """See Matcher: a grammar knows nothing of reasoning."""
+        return False
+
+    def _check(self) -> None:
+        if self.native.is_error():
+            raise RequestError(f"the grammar cannot be followed any further: {self.native.get_error().splitlines()[0]}")
