@@ -46,7 +46,13 @@ def test_calls_run_together_and_answer_chats(llm: AsyncLLM, backend: FakeBackend
     async def main() -> None:
         async with llm:
             alone = [await answer(str(n)) for n in range(4)]
-            assert list(await asyncio.gather(*(answer(str(n)) for n in range(4)))) == alone
+            backend.gate.close()  # until all of them wait for the engine
+            together = [asyncio.create_task(answer(str(n))) for n in range(4)]
+            async with asyncio.timeout(WAIT):
+                while llm._runtime.engine.n_open < 4:
+                    await asyncio.sleep(0.001)
+            backend.gate.open()
+            assert [await each for each in together] == alone
 
     asyncio.run(main())
     assert max(len(batch) for batch in backend.decodes) > 1

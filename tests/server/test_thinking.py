@@ -89,7 +89,10 @@ def test_reasoning_ends_when_the_client_says_so(live: Live, backend: FakeBackend
         id, stream = begin(talk, backend, reasoning_control=True)
         with live.connect() as other:
             other.send(CONTROL, id=id, action="reasoning_end")
-            wait_for_message(live)
+            wait_for_message(live)  # it asks which jobs there are
+            backend.gate.let(1)
+            backend.gate.wait_held()
+            wait_for_message(live)  # and has the reasoning of one end
             backend.gate.open()
             answer = other.answer()
             assert (answer.status, json.loads(answer.read())) == (200, {"success": True})

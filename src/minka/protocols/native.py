@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from minka.errors import UnsupportedError
 from minka.protocols.body import PROMPT_FIELD, JsonObject, Options, decode_options, decode_prompts, jobs, new_id
 from minka.protocols.constraint import CONSTRAINT_FIELDS, check
 from minka.protocols.exchange import frame
@@ -16,10 +17,14 @@ from minka.protocols.transcript import Transcript, Transcripts
 from minka.protocols.triggers import LAZY_FIELDS, TRIGGER_FIELDS
 from minka.types import Event, Finished, FinishReason, Progress, Token, TokenLogprobs
 
+_BUDGETS = ("reasoning_budget_tokens", "thinking_budget_tokens")
+
 
 def decode(body: JsonObject, served: Served) -> NativeExchange:
     """A request of one or several prompts."""
     options = decode_options(body, served, supported=LAZY_FIELDS)
+    if (budget := next((name for name in _BUDGETS if body.get(name) not in (None, -1)), None)) is not None:
+        raise UnsupportedError(f'field "{budget}" works in chats only: a prompt has no reasoning', param=budget)
     check(options.constraint, served.grammars, options.content)
     prompts = decode_prompts(body.get("prompt"), served.tokenizer)
     return NativeExchange(prompts, options, served, is_list=len(prompts) > 1 or options.generation.n_cmpl > 1)
