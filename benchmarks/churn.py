@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterator, Sequence
 from statistics import linear_regression
 
-from benchmarks.client import LoadError
 from benchmarks.declaration import Measures
 from benchmarks.load import CHAT, Load, gather
+from minka.tools.load_client import LoadError
 
 IDLE_WITHIN = 10.0
 VISITS = ("connect", "half a request", "leave soon", "leave soon", "leave in mid-stream", "leave in mid-stream", "stay")

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from benchmarks import proc
-from benchmarks.client import Client, LoadError, Reply, Tape
 from benchmarks.prompts import prose
 from benchmarks.streams import Stream, items, read_chat, read_completion, read_cut_chat, want
+from minka.tools.load_client import Client, LoadError, Reply, Tape
 
 T = TypeVar("T")
 History = list[dict[str, str]]

@@ -14,10 +14,10 @@ from itertools import chain
 from statistics import fmean, median
 
 from benchmarks.churn import churn
-from benchmarks.client import LoadError
 from benchmarks.declaration import Bar, Case, Measures, Model, Scenario
 from benchmarks.load import History, Load, Running, gather
 from benchmarks.streams import Stream, longest_gap
+from minka.tools.load_client import LoadError
 
 MS = 1000.0
 RUNNING_FRAMES = 8

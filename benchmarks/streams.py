@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
 
-from benchmarks.client import LoadError, Tape
+from minka.tools.load_client import LoadError, Tape
 
 Item = dict[str, object]
 T = TypeVar("T")

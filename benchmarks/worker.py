@@ -18,11 +18,11 @@ from multiprocessing.connection import Connection
 import uvloop
 
 from benchmarks import proc
-from benchmarks.client import Client, LoadError
 from benchmarks.declaration import Case, Model
 from benchmarks.load import Failure, History, Load, Order, Outcome
 from benchmarks.scenarios import find
 from benchmarks.streams import Stream
+from minka.tools.load_client import Client, LoadError
 
 
 @dataclass(frozen=True, slots=True)

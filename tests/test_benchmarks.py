@@ -21,7 +21,6 @@ import pytest
 from benchmarks import __main__ as command
 from benchmarks import peer, proc, report
 from benchmarks.churn import churn, slope
-from benchmarks.client import ChunkedDecoder, Client, FrameSplitter, LoadError, Tape
 from benchmarks.declaration import Bar, Case, Model, Scenario
 from benchmarks.load import History, Load, Order, Outcome, gather
 from benchmarks.prompts import prose
@@ -31,6 +30,7 @@ from benchmarks.servers import BenchmarkError, Side
 from benchmarks.streams import longest_gap, read_chat, read_completion
 from benchmarks.worker import perform
 
+from minka.tools.load_client import ChunkedDecoder, Client, FrameSplitter, LoadError, Tape
 from tests.instant_server import Answers, Cut, chat_frames, chunked, completion_frames, data
 
 ROOT = Path(__file__).parents[1]

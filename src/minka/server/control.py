@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import Future
 from pathlib import Path
 from time import perf_counter
-from typing import TypeVar
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
@@ -28,10 +26,9 @@ from minka.protocols.slot_files import (
     restored_object,
     saved_object,
 )
+from minka.server.client import reply_of
 from minka.server.state import State
 from minka.server.wire import JsonResponse, Spelled, read_body
-
-T = TypeVar("T")
 
 
 def routes(prefix: str, params: ServerParams) -> list[BaseRoute]:
@@ -95,7 +92,7 @@ async def slot(request: Request) -> Response:
 
 async def _save(request: Request, id_slot: int, directory: Path) -> Response:
     name = decode_filename(decode_json(await read_body(request)))
-    saved = await _done(request, _state(request).loaded.engine.save_slot(id_slot))
+    saved = await reply_of(request, _state(request).loaded.engine.save_slot(id_slot))
     began = perf_counter()
     try:
         size = await asyncio.to_thread(slot_file.write, directory / name, saved.tokens, saved.state)
@@ -112,37 +109,19 @@ async def _restore(request: Request, id_slot: int, directory: Path) -> Response:
         file = await asyncio.to_thread(slot_file.read, directory / name, runtime.served.n_ctx)
     except NativeError as error:
         raise RequestError(f"Unable to restore slot: {error}", param="filename") from None
-    await _done(request, runtime.engine.restore_slot(id_slot, SlotState(file.tokens, file.state), salt))
+    await reply_of(request, runtime.engine.restore_slot(id_slot, SlotState(file.tokens, file.state), salt))
     return JsonResponse(restored_object(id_slot, name, len(file.tokens), file.n_bytes, _milliseconds(began)))
 
 
 async def _erase(request: Request, id_slot: int) -> Response:
     await read_body(request)
-    return JsonResponse(erased_object(id_slot, await _done(request, _state(request).loaded.engine.erase_slot(id_slot))))
+    return JsonResponse(
+        erased_object(id_slot, await reply_of(request, _state(request).loaded.engine.erase_slot(id_slot)))
+    )
 
 
 def _milliseconds(began: float) -> float:
     return (perf_counter() - began) * 1e3
-
-
-async def _done(request: Request, order: Future[T]) -> T:
-    """The engine's reply, which may take as long as a slot is busy. A client that goes away takes its order back."""
-    reply = asyncio.wrap_future(order)
-    gone = asyncio.create_task(_gone(request))
-    try:
-        either: list[asyncio.Future[T] | asyncio.Future[None]] = [reply, gone]
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if not reply.done():
-            raise ClientDisconnect
-        return reply.result()
-    finally:
-        gone.cancel()
-        order.cancel()
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 # -- metrics -----------------------------------------------------------------------------------------------------------

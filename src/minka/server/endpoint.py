@@ -22,6 +22,7 @@ from minka.protocols.body import JsonObject, decode_json
 from minka.protocols.exchange import Decode, Exchange, Lasting
 from minka.protocols.served import Served
 from minka.runtime import Runtime
+from minka.server.client import gone, tenant_of, within_limit
 from minka.server.streams import Key, Stream
 from minka.server.tracing import trace_of
 from minka.server.wire import JsonResponse, StreamResponse, read_body, request_id, wire_of
@@ -67,9 +68,7 @@ def with_headers(body: JsonObject, headers: Headers) -> JsonObject:
 
 def _of_client(job: Job, request: Request) -> Job:
     """The job with whose turn it takes, and within the server's time limit."""
-    limit = request.app.state.minka.params.request_timeout * 1000
-    tenant = tenant_of(request)
-    timeout = min(limit, job.timeout_ms) if limit and job.timeout_ms >= 0 else limit or job.timeout_ms
+    tenant, timeout = tenant_of(request), within_limit(job.timeout_ms, request)
     return replace(job, tenant=tenant, timeout_ms=timeout) if tenant or timeout != job.timeout_ms else job
 
 
@@ -148,15 +147,8 @@ async def _run(exchange: Exchange, runtime: Runtime, request: Request, *, watche
 
 async def _watch(request: Request, mailbox: Mailbox, id: str) -> None:
     """End the exchange as soon as the client has gone."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+    await gone(request)
     mailbox.put(Cancelled(id))
-
-
-def tenant_of(request: Request) -> str:
-    """Whose request it is: a name made from its key, empty without keys."""
-    tenant: str = request.scope.get("state", {}).get("tenant", "")
-    return tenant
 
 
 def served_for(request: Request, runtime: Runtime) -> Served:
@@ -219,17 +211,16 @@ async def _lasting(key: Key, exchange: Exchange, runtime: Runtime, request: Requ
 
 async def read_while_there(stream: Stream, start: int, request: Request) -> Chunks:
     """A stream's bytes for a client, until it goes away."""
-    gone = asyncio.Event()
+    left = asyncio.Event()
 
     async def watch() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        gone.set()
+        await gone(request)
+        left.set()
         stream.nudge()
 
     watcher = asyncio.create_task(watch())
     try:
-        async with aclosing(stream.read(start, gone)) as chunks:
+        async with aclosing(stream.read(start, left)) as chunks:
             async for chunk in chunks:
                 yield chunk
     finally:

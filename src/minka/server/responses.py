@@ -16,7 +16,8 @@ from starlette.routing import BaseRoute, Route
 from minka.errors import NotFoundError, RequestError, UsageError
 from minka.params import ServerParams
 from minka.protocols.responses_store import FILE, Kept, ResponseStore, Shelf
-from minka.server.endpoint import RESPONSE, read_while_there, tenant_of
+from minka.server.client import tenant_of
+from minka.server.endpoint import RESPONSE, read_while_there
 from minka.server.streams import Key, Streams
 from minka.server.wire import JsonResponse, StreamResponse
 

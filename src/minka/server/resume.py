@@ -11,7 +11,8 @@ from starlette.routing import BaseRoute, Route
 from minka.errors import NotFoundError, RequestError
 from minka.params import json_type
 from minka.protocols.body import decode_json
-from minka.server.endpoint import CONVERSATION, read_while_there, tenant_of
+from minka.server.client import tenant_of
+from minka.server.endpoint import CONVERSATION, read_while_there
 from minka.server.streams import Key, Stream, Streams
 from minka.server.wire import JsonResponse, StreamResponse, read_body
 

@@ -10,7 +10,7 @@ from starlette.routing import BaseRoute, Route
 
 from minka.protocols.body import decode_json
 from minka.protocols.chat_control import NOT_INSIDE, control_object, decode_control, jobs_of, refusal
-from minka.server.endpoint import tenant_of
+from minka.server.client import tenant_of
 from minka.server.state import State
 from minka.server.wire import JsonResponse, read_body
 

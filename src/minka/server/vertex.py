@@ -17,6 +17,7 @@ from minka.protocols.body import decode_json
 from minka.protocols.exchange import encode, error_object
 from minka.protocols.gcp import Instance, Vertex, decode_instances
 from minka.server import about
+from minka.server.client import gone
 from minka.server.wire import JsonResponse, read_body
 
 _OF_BODY = frozenset({b"content-length", b"content-encoding", b"transfer-encoding", b"x-conversation-id"})
@@ -39,22 +40,21 @@ def routes(vertex: Vertex, prefix: str, others: Sequence[BaseRoute]) -> list[Bas
 async def predict(prefix: str, known: tuple[str, ...], request: Request) -> Response:
     """Answer all instances; one that fails has its error in its place."""
     instances = decode_instances(decode_json(await read_body(request)), known)
-    gone = asyncio.Event()
-    watcher = asyncio.create_task(_watch(request, gone))
+    left = asyncio.Event()
+    watcher = asyncio.create_task(_watch(request, left))
     try:
-        answers = await asyncio.gather(*(_answer(request, prefix, instance, gone) for instance in instances))
+        answers = await asyncio.gather(*(_answer(request, prefix, instance, left) for instance in instances))
     finally:
         watcher.cancel()
     return JsonResponse({"predictions": answers})
 
 
-async def _watch(request: Request, gone: asyncio.Event) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-    gone.set()
+async def _watch(request: Request, left: asyncio.Event) -> None:
+    await gone(request)
+    left.set()
 
 
-async def _answer(request: Request, prefix: str, instance: Instance | MinkaError, gone: asyncio.Event) -> object:
+async def _answer(request: Request, prefix: str, instance: Instance | MinkaError, left: asyncio.Event) -> object:
     if isinstance(instance, MinkaError):
         return error_object(instance)
     body = encode(instance.body)
@@ -64,7 +64,7 @@ async def _answer(request: Request, prefix: str, instance: Instance | MinkaError
     async def receive() -> Message:
         if said:
             return said.pop()
-        await gone.wait()
+        await left.wait()
         return {"type": "http.disconnect"}
 
     async def send(message: Message) -> None:
