@@ -12,6 +12,7 @@ import threading
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, NoReturn
@@ -293,6 +294,11 @@ class FakeBackend:
         for chunk in batch:
             self._write(chunk, n_rows)
         return Decoded.OK
+
+    @property
+    def n_graphs_reused(self) -> int:
+        shapes = [tuple((chunk.seq, len(chunk.tokens)) for chunk in batch) for batch in self.decodes]
+        return sum(one == other for one, other in pairwise(shapes))
 
     def discard(self) -> None:
         self._enter()

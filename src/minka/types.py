@@ -287,6 +287,8 @@ class Counters:
     prompt_seconds: float = 0.0
     predicted_seconds: float = 0.0
     decode_calls: int = 0
+    graphs_reused: int = 0
+    """Micro-batches that could go through the compute graph of the one before, as steps with the same lanes do."""
     busy_slots: int = 0
     """Sum over decode calls of the slots that took part."""
     preempted: int = 0

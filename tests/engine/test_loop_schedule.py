@@ -127,3 +127,13 @@ def test_the_view_tells_what_is_going_on(rig: Rigs) -> None:
     assert view.counters.predicted_tokens == 21
     assert view.counters.prompt_tokens == 85
     assert view.counters.n_tokens_max == 89
+
+
+def test_steps_of_pure_decode_keep_their_lanes(rig: Rigs) -> None:
+    """The same slots in the same order, each with one token, so that the backend can reuse its graph."""
+    r = rig()
+    r.submit(*(job(str(i), f"prompt {i}", 12) for i in range(4)))
+    r.step_until(lambda: all(slot.generating for slot in r.slots()))
+    before = r.loop.view().counters.graphs_reused
+    r.step(6)
+    assert r.loop.view().counters.graphs_reused - before >= 5

@@ -439,3 +439,15 @@ def test_a_model_that_cannot_generate_is_refused(tiny_models: TinyModels) -> Non
     with pytest.raises(ModelError, match="only makes embeddings"):
         Context(model, ContextParams(n_ctx=128))
     model.close()
+
+
+def test_decodes_of_the_same_shape_reuse_the_graph(context: Contexts, unified: bool) -> None:
+    made = context(kv_unified=unified)
+    for seq in range(2):
+        feed(made, seq, TEXT[:10])
+    before = made.n_graphs_reused
+    for _ in range(8):
+        for seq in range(2):
+            made.add(seq, TEXT[:1], made.length(seq), logits=1)
+        assert made.decode() is Decoded.OK
+    assert made.n_graphs_reused - before >= 6

@@ -33,6 +33,7 @@ COUNTERS = Counters(
     prompt_seconds=1.5,
     predicted_seconds=2.0,
     decode_calls=20,
+    graphs_reused=17,
     busy_slots=30,
     preempted=3,
     n_tokens_max=99,
@@ -117,6 +118,7 @@ def test_our_own_names_and_values() -> None:
     assert plain("minka:") == {
         "queue_length": 4,
         "preemptions_total": 3,
+        "graphs_reused_total": 17,
         "kv_cells_used": 70,
         "kv_cells": 512,
         'cache_entries{tier="device"}': 1,

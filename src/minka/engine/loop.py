@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from time import perf_counter
 
 from minka.engine import prefix_cache, reuse, scheduler
@@ -432,7 +433,7 @@ class Loop:
     def view(self) -> EngineView:
         """A copy of the state, for `/slots` and the metrics."""
         slots = tuple(map(view_slot, self._slots))
-        counters = Counters(**{name: getattr(self.counters, name) for name in Counters.__slots__})
+        counters = replace(self.counters, graphs_reused=self._backend.n_graphs_reused)
         return EngineView(slots, len(self.queue), counters, self._sequences.used_cells)
 
     def check(self) -> None:

@@ -238,6 +238,11 @@ class Context:
         # A restored state has just the window that goes on from its end.
         return min(self.length(seq), oldest + self.model.n_swa + 1) if oldest > 0 else 0
 
+    @property
+    def n_graphs_reused(self) -> int:
+        """See `protocol.Backend.n_graphs_reused`."""
+        return int(self._slow.llama_perf_context(self._open()).n_reused)
+
     def discard(self) -> None:
         """See `protocol.Backend.discard`."""
         self._batch.clear()

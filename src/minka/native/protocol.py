@@ -131,6 +131,10 @@ class Backend(Protocol):
     def decode(self) -> Decoded:
         """Compute the batch and empty it. With NO_SLOT the cache is as it was."""
 
+    @property
+    def n_graphs_reused(self) -> int:
+        """Micro-batches so far that could go through the compute graph of the one before."""
+
     def discard(self) -> None:
         """Empty the batch without computing it."""
 

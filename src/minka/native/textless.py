@@ -19,6 +19,7 @@ class Textless:
     """Implements `protocol.Backend`. `n_seq_max` idle slots are what `/slots` and health checks expect to see."""
 
     kv_unified = True
+    n_graphs_reused = 0
     can_shift = can_splice = sliceable = False
     fingerprint = ""
 

@@ -152,6 +152,8 @@ METRICS = (
     _counter("llamacpp:tokens_predicted_seconds_total", "Seconds in which requests generated tokens, added up",
              lambda s: s.now.predicted_seconds),
     _counter("llamacpp:n_decode_total", "Calls of llama_decode", lambda s: s.now.decode_calls),
+    _counter("minka:graphs_reused_total", "Micro-batches that could reuse the compute graph of the one before",
+             lambda s: s.now.graphs_reused),
     _counter("llamacpp:n_tokens_max", "Length of the longest sequence so far, in tokens",
              lambda s: s.now.n_tokens_max),
     _counter("llamacpp:spec_decode_num_draft_tokens_total", "Tokens drafted", lambda _: 0),
