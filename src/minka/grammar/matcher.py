@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,6 +11,7 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from numpy.typing import NDArray
 
 from minka.errors import NativeError, RequestError
+from minka.grammar.closing import closing
 
 _TOO_LARGE = ("lexer error", "too many", "too complex", "too big", "max is")
 """What llguidance says at its limits. A token that may not come is an error of other words."""
@@ -58,12 +60,15 @@ def _ids(mask: NDArray[np.int32], words: NDArray[np.intp], bit: int, n: int) -> 
 class GrammarMatcher:
     """Implements `minka.types.Matcher`."""
 
-    def __init__(self, native: LLMatcher, n_vocab: int) -> None:
+    def __init__(self, native: LLMatcher, n_vocab: int, closers: Sequence[int] = ()) -> None:
         self.native = native
+        self._n_vocab, self._closers = n_vocab, closers
         self.mask: NDArray[np.int32] = allocate_token_bitmask(1, n_vocab)
         """One bit a token, set where it may come next; shape (1, n_vocab / 32 rounded up)."""
         self.is_fresh = False
         """Whether `mask` is the one of the text as it is now."""
+        self._forced: deque[int] | None = None
+        """What is forced next, None if nobody looked: finding it takes as long as it is."""
 
     def fill(self) -> None:
         """Compute the mask of the text as it is now."""
@@ -79,15 +84,25 @@ class GrammarMatcher:
 
     def forced(self) -> Sequence[int]:
         """See Matcher."""
-        return self.native.compute_ff_tokens()
+        if not self._forced:
+            self._forced = deque(self.native.compute_ff_tokens())
+        return tuple(self._forced)
 
     def accept(self, token: int) -> None:
         """See Matcher. Raises RequestError as `apply` does."""
         self.is_fresh = False
+        if self._forced and self._forced[0] == token:
+            self._forced.popleft()
+        else:
+            self._forced = None
         if not self.native.consume_token(token):
             if any(words in self.native.get_error() for words in _TOO_LARGE):
                 self._check()
             raise NativeError(f"token {token} does not match the grammar")
+
+    def fits(self, tokens: Sequence[int]) -> bool:
+        """Whether these tokens may come next, in this order. Changes nothing."""
+        return self.native.validate_tokens(list(tokens)) == len(tokens)
 
     @property
     def finished(self) -> bool:
@@ -97,6 +112,13 @@ class GrammarMatcher:
     def end_thinking(self) -> bool:
         """See Matcher: a grammar knows nothing of reasoning."""
         return False
+
+    closed = False
+    """See Matcher: a grammar ends where it ends."""
+
+    def closing(self, ahead: Sequence[int] = ()) -> list[int] | None:
+        """See Closable."""
+        return closing(self.native, self._closers, ahead, self._n_vocab)
 
     def _check(self) -> None:
         if self.native.is_error():
