@@ -18,7 +18,7 @@ from typing import cast
 from minka.errors import ModelError
 from minka.native.adapters import LoraAdapters
 from minka.native.library import Library, library
-from minka.native.placement import Placement
+from minka.native.placement import KvOverride, Placement
 from minka.native.vocab import Vocab
 from minka.params import ModelParams
 
@@ -34,8 +34,9 @@ _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 class Model:
     """A loaded GGUF. Close it after all contexts made from it."""
 
-    def __init__(self, path: Path, pointer: int, lib: Library) -> None:
+    def __init__(self, path: Path, pointer: int, lib: Library, metadata: tuple[KvOverride, ...] = ()) -> None:
         self.path = path
+        self._metadata = metadata
         self._model: int | None = pointer
         self._lib = lib
         self.vocab = Vocab(lib, lib.slow.llama_model_get_vocab(pointer))
@@ -64,7 +65,7 @@ class Model:
             pointer = _load(lib, path, native, progress or (lambda _share: None))
             if not pointer:
                 raise ModelError(f"cannot load the model {path}: {_reason(errors)}")
-        return cls(path, pointer, lib)
+        return cls(path, pointer, lib, placement.metadata if placement is not None else ())
 
     @property
     def pointer(self) -> int:
@@ -95,13 +96,16 @@ class Model:
 
     @cached_property
     def fingerprint(self) -> bytes:
-        """Tells model files apart: a hash of the file's size, its beginning (the metadata) and its end, 32 bytes."""
+        """Tells models apart: a hash of the file's size, its beginning (the metadata) and its end, and of what was put
+        in place of its metadata, 32 bytes."""
         size = self.path.stat().st_size
         digest = blake2b(size.to_bytes(8, "little"), digest_size=32)
         with self.path.open("rb") as file:
             digest.update(file.read(_SAMPLE))
             file.seek(max(0, size - _SAMPLE))
             digest.update(file.read())
+        if self._metadata:
+            digest.update(repr(self._metadata).encode())
         return digest.digest()
 
     def chat_template(self, name: str | None = None) -> str | None:
