@@ -158,7 +158,16 @@ def test_the_help_of_a_command(words: list[str], fakes: tuple[Entry, ...], capsy
     ("words", "code", "message"),
     [
         (["nope"], 2, "minka nope: no such command; `minka --help` lists all commands\n"),
-        (["greet-all"], 2, "minka greet-all: the following arguments are required: NAME\n"),
+        (
+            ["gret-all"],
+            2,
+            "minka gret-all: no such command; did you mean greet-all? `minka --help` lists all commands\n",
+        ),
+        (
+            ["greet-all"],
+            2,
+            "minka greet-all: the following arguments are required: NAME; `minka greet-all --help` explains them\n",
+        ),
         (["greet-all", "x", "--tims", "2"], 2, "minka greet-all: there is no flag --tims; did you mean --times?\n"),
         (["greet-all", "x", "-n", "two"], 2, "minka greet-all: argument -n/--times: invalid int value: 'two'\n"),
         (["fail", "model"], ModelError.exit_code, "minka fail: x.gguf is truncated\n"),

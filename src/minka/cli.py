@@ -6,6 +6,7 @@ error, 130 interrupted, 141 nobody reads the output.
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 from collections.abc import Sequence
@@ -58,7 +59,9 @@ def _dispatch(words: list[str]) -> int:
 def _find(name: str) -> Entry:
     entries = {entry.name: entry for entry in discover()}
     if name not in entries:
-        raise UsageError("no such command; `minka --help` lists all commands")
+        near = difflib.get_close_matches(name, entries, 1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        raise UsageError(f"no such command; {meant}`minka --help` lists all commands")
     return entries[name]
 
 
