@@ -158,7 +158,7 @@ def test_a_page_is_for_light_and_dark_and_small_screens(site: Site, path: str) -
     page = site.get(path).text
     assert "prefers-color-scheme: dark" in page
     assert '<meta name="viewport"' in page
-    assert page.count("\n") < 300
+    assert page.count("\n") < 320
 
 
 @with_params(ui=False)

@@ -66,7 +66,7 @@ def cut(text: str, places: list[int]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", EVERY)
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=SLOW)
+@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=SLOW)
 @given(data=st.data())
 def test_damage_changes_nothing_by_how_it_comes(name: str, data: st.DataObject) -> None:
     text = data.draw(damaged(name))
@@ -77,7 +77,7 @@ def test_damage_changes_nothing_by_how_it_comes(name: str, data: st.DataObject) 
 
 
 @pytest.mark.parametrize("name", EVERY)
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=SLOW)
+@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=SLOW)
 @given(data=st.data())
 def test_no_word_is_lost(name: str, data: st.DataObject) -> None:
     """Words of content, of reasoning and of arguments; ids, names and tags are no text of the model's."""
