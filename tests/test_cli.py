@@ -14,6 +14,7 @@ from minka import cli
 from minka.commands.arguments import Parser
 from minka.commands.command import Entry, discover, summary
 from minka.errors import ModelError, UsageError
+from tests.tiny_fixtures import TinyModels
 
 FAKES = {
     "greet_all": '''"""Greet somebody.
@@ -241,3 +242,16 @@ def test_nobody_reading_the_output_is_quiet() -> None:
     finally:
         os.close(write_end)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_name_that_is_no_unicode_can_be_written(tiny_models: TinyModels, tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"b\xff.gguf")
+    try:
+        path.write_bytes(tiny_models("llama").read_bytes())
+    except OSError:
+        pytest.skip("this file system does not allow such a name")
+    strict = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    words = [sys.executable, "-m", "minka", "gguf", "dump", str(path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=strict)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "b\\udcff.gguf: GGUF version 3" in done.stdout

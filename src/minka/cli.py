@@ -7,6 +7,7 @@ error, 130 interrupted, 141 nobody reads the output.
 from __future__ import annotations
 
 import difflib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -27,6 +28,8 @@ SECTIONS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `minka` with these arguments (of the process, if None) and return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files and texts of models may be no valid Unicode
     try:
         code = _dispatch(words)
         sys.stdout.flush()

@@ -16,6 +16,7 @@ from threading import Event
 from typing import cast
 
 from minka.errors import ModelError
+from minka.ggufs.loadable import require_loadable
 from minka.native.adapters import LoraAdapters
 from minka.native.library import Library, library
 from minka.native.placement import KvOverride, Placement
@@ -57,6 +58,7 @@ class Model:
         """
         if not path.is_file():
             raise ModelError(f"cannot load the model {path}: there is no such file")
+        require_loadable(path)
         lib = library()
         native = _native_params(lib, params)
         if placement is not None:

@@ -354,6 +354,7 @@ def tokenize(vocab: Vocab, text: bytes, *, add_special: bool = True, parse_speci
     size = len(text) + 2
     if size > 2**31 - 1:
         raise RequestError("the text is longer than 2 GiB")
+    vocab.require_tokenizer()
     slow = library().slow
     while True:
         tokens = np.empty(size, np.int32)
