@@ -114,8 +114,9 @@ def test_threads_are_pinned_for_text_and_embeddings(
     assert answer(pinned) == answer(settings(path, HardwareParams()))
     assert pools == [(2, Pinning(frozenset({0}), poll=0)), (1, Pinning(poll=10))]
     assert len(attached) == 1
+    attached.clear()
     load(replace(pinned, embedding=EmbeddingParams(embeddings=True))).close()
-    assert len(set(attached)) > 2, "those of text, and those that embed"
+    assert len(set(attached)) > 1, "those of text, and those that embed"
 
 
 @pytest.mark.skipif(
