@@ -32,27 +32,25 @@ _PENALTIES = _penalties()
 def forbid(logits: NDArray[np.float32], mask: NDArray[np.int32]) -> None:
     """Set the logits to minus infinity where the mask's bit is 0. Shapes (n,) and (n / 32 rounded up,).
 
-    Most masks allow nearly nothing or nearly all: then only the words that are mixed are looked at (10 to 30 us for
-    50,000 tokens; 200 us for a mask without any pattern).
+    Most masks allow nearly nothing (30 us for 50,000 tokens) or, within a string, nearly all (30 to 70 us). One without
+    any pattern takes 150 us.
     """
     some = np.flatnonzero(mask)
     if len(some) * 8 < len(mask):
-        ids = _ids(mask, some, 1, len(logits))
+        ids = _allowed(mask, some, len(logits))
         kept = logits[ids]
         logits.fill(_NEVER)
         logits[ids] = kept
-        return
-    mixed = np.flatnonzero(mask != -1)
-    if len(mixed) * 8 < len(mask):
-        logits[_ids(mask, mixed, 0, len(logits))] = _NEVER
+    elif np.count_nonzero(mask != -1) * 2 < len(mask):
+        logits[np.unpackbits(~mask.view(np.uint8), bitorder="little").view(np.bool_)[: len(logits)]] = _NEVER
     else:
         logits += _PENALTIES[mask.view(np.uint8)].reshape(-1)[: len(logits)]
 
 
-def _ids(mask: NDArray[np.int32], words: NDArray[np.intp], bit: int, n: int) -> NDArray[np.intp]:
-    """The tokens in some words of the mask whose bit has a value."""
+def _allowed(mask: NDArray[np.int32], words: NDArray[np.intp], n: int) -> NDArray[np.intp]:
+    """The tokens whose bit is set in some words of the mask."""
     bits = np.unpackbits(mask[words].view(np.uint8), bitorder="little").reshape(-1, 32)
-    ids: NDArray[np.intp] = (words[:, np.newaxis] * 32 + _BITS)[bits == bit]
+    ids: NDArray[np.intp] = (words[:, np.newaxis] * 32 + _BITS)[bits == 1]
     inside: NDArray[np.intp] = ids[ids < n]
     return inside
 
