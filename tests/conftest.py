@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from importlib.util import find_spec
@@ -11,6 +12,10 @@ import pytest
 
 from tests.fakes import FakeBackend
 from tests.tiny_fixtures import tiny_models
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A job in the background of a shell ignores Ctrl-C, and so would everything that the tests start and interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 __all__ = ["demo_model", "fake_backend", "tiny_models"]
 

@@ -22,9 +22,14 @@ BAD = "(bad)"
 
 
 class FakeMatcher:
-    """Implements `minka.types.Matcher`. With `Constraint.thinking` the pattern begins after its end or budget."""
+    """Implements `minka.types.Matcher`. With `Constraint.thinking` the pattern begins after its end or budget.
 
-    def __init__(self, constraint: Constraint) -> None:
+    With a `room`, the last of so many tokens is the pattern's last one.
+    """
+
+    def __init__(self, constraint: Constraint, room: int = -1) -> None:
+        self.room = room
+        self.closed = False
         self._pattern = constraint.grammar.encode()
         self._thinking = constraint.thinking
         self._end = constraint.thinking.ends[0].encode() if constraint.thinking else b""
@@ -54,7 +59,8 @@ class FakeMatcher:
     def forced(self) -> Sequence[int]:
         if self._thinks:
             return list(self._closing or b"")
-        return list(self._pattern.partition(b"?")[0])
+        until_closed = self.room - 1 - len(self.seen) if self.room >= 0 else None
+        return list(self._pattern.partition(b"?")[0])[:until_closed]
 
     def accept(self, token: int) -> None:
         self.seen.append(token)
@@ -65,6 +71,8 @@ class FakeMatcher:
         if not (token == EOS and not allowed) and token not in (allowed or b""):
             raise Misuse(f"the matcher was told of {token}, but allows {allowed!r}")
         self._pattern = self._pattern[1:]
+        if len(self.seen) == self.room - 1 and len(self._pattern) > 1:
+            self._pattern, self.closed = self._pattern[-1:], True
 
     def _think(self, token: int) -> None:
         assert self._thinking is not None
@@ -94,10 +102,10 @@ class FakeConstraints:
         self.matchers: list[FakeMatcher] = []
         self.n_prepared = 0
 
-    def start(self, constraint: Constraint) -> Matcher:
+    def start(self, constraint: Constraint, room: int = -1) -> Matcher:
         if constraint.grammar == BAD:
             raise RequestError("the grammar does not compile", param="grammar")
-        self.matchers.append(FakeMatcher(constraint))
+        self.matchers.append(FakeMatcher(constraint, room))
         return self.matchers[-1]
 
     def prepare(self, matchers: Sequence[Matcher]) -> None:

@@ -14,6 +14,7 @@ from minka import cli
 from minka.commands.arguments import Parser
 from minka.commands.command import Entry, discover, summary
 from minka.errors import ModelError, UsageError
+from tests.tiny_fixtures import TinyModels
 
 FAKES = {
     "greet_all": '''"""Greet somebody.
@@ -158,7 +159,16 @@ def test_the_help_of_a_command(words: list[str], fakes: tuple[Entry, ...], capsy
     ("words", "code", "message"),
     [
         (["nope"], 2, "minka nope: no such command; `minka --help` lists all commands\n"),
-        (["greet-all"], 2, "minka greet-all: the following arguments are required: NAME\n"),
+        (
+            ["gret-all"],
+            2,
+            "minka gret-all: no such command; did you mean greet-all? `minka --help` lists all commands\n",
+        ),
+        (
+            ["greet-all"],
+            2,
+            "minka greet-all: the following arguments are required: NAME; `minka greet-all --help` explains them\n",
+        ),
         (["greet-all", "x", "--tims", "2"], 2, "minka greet-all: there is no flag --tims; did you mean --times?\n"),
         (["greet-all", "x", "-n", "two"], 2, "minka greet-all: argument -n/--times: invalid int value: 'two'\n"),
         (["fail", "model"], ModelError.exit_code, "minka fail: x.gguf is truncated\n"),
@@ -232,3 +242,16 @@ def test_nobody_reading_the_output_is_quiet() -> None:
     finally:
         os.close(write_end)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_name_that_is_no_unicode_can_be_written(tiny_models: TinyModels, tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"b\xff.gguf")
+    try:
+        path.write_bytes(tiny_models("llama").read_bytes())
+    except OSError:
+        pytest.skip("this file system does not allow such a name")
+    strict = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    words = [sys.executable, "-m", "minka", "gguf", "dump", str(path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=strict)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "b\\udcff.gguf: GGUF version 3" in done.stdout

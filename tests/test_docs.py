@@ -38,8 +38,28 @@ def test_all_files_of_the_house_are_in_the_layout() -> None:
         assert path.stem == "__init__" or re.search(rf"\b{path.stem}\b", layout), f"engine/{path.name} is not there"
 
 
-def test_links_of_the_readme_lead_somewhere() -> None:
-    for page in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/architecture.md"):
-        text = (ROOT / page).read_text(encoding="utf-8")
-        for target in re.findall(r"\]\(((?!https?:)[^)#]+)", text):
-            assert ((ROOT / page).parent / target).exists(), f"{page} links to {target}"
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
+    (ROOT / "docs").rglob("*.md")
+)
+
+
+def anchors(page: Path) -> set[str]:
+    """The fragments of a page's headings, as they are made on GitHub."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target, fragment in re.findall(r"\]\(((?!https?:)[^)#]*)(?:#([^)]*))?\)", page.read_text(encoding="utf-8")):
+        path = page.parent / target if target else page
+        assert path.exists(), f"{page.name} links to {target}"
+        assert not fragment or fragment in anchors(path), f"{page.name} links to {target}#{fragment}"
+
+
+def test_every_page_is_one_link_from_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    linked = {(ROOT / target).resolve() for target in re.findall(r"\]\(((?!https?:)[^)#]+)", readme)}
+    linked.discard(ROOT / "docs")  # the folder itself is no list of what is in it
+    lost = [page.name for page in PAGES[1:] if page not in linked and page.parent not in linked]
+    assert lost == []

@@ -120,9 +120,17 @@ def test_what_is_no_model_is_named_with_what_to_do(tmp_path: Path, content: byte
         assert word in message
 
 
+def test_a_folder_says_what_to_give_instead(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    assert "it has no GGUF file; get a GGUF of the model (-hf user/repo), or make one with" in refusal(tmp_path)
+    for name in ("mmproj-b.gguf", "b-Q8_0.gguf", "b-Q4_0.gguf"):
+        (tmp_path / name).touch()
+    assert refusal(tmp_path).endswith(f"is a folder: give the file, such as {tmp_path / 'b-Q4_0.gguf'}")
+
+
 def test_a_missing_file_a_folder_and_a_pipe_are_told_apart(tmp_path: Path) -> None:
     assert f"{tmp_path / 'no.gguf'} does not exist" in refusal(tmp_path / "no.gguf")
-    assert "is a folder" in refusal(tmp_path)
+    assert "is a folder: give the path of a .gguf file" in refusal(tmp_path)
     os.mkfifo(tmp_path / "pipe")
     assert "is no file" in refusal(tmp_path / "pipe")
 

@@ -102,11 +102,11 @@ def unsupported_flags() -> Iterator[str]:
             off = [f"{flag.flags[0]} {value or repr(value)}" for value in flag.off]
             body.append([code(flag.flags), optional_code(flag.env), code([*flag.negated, *off])])
     yield table(["flags", "environment", "accepted"], body)
-    yield "llama-server itself had these, and has removed them:\n"
-    removed = [flag for flag in UNSUPPORTED if flag.note != NOT_YET]
+    yield "These are refused as well, with what to do instead; the last ones llama-server itself has removed:\n"
+    instead = [flag for flag in UNSUPPORTED if flag.note != NOT_YET]
     yield table(
         ["flags", "environment", "error"],
-        [[code(flag.flags), optional_code(flag.env), cell(flag.note)] for flag in removed],
+        [[code(flag.flags), optional_code(flag.env), cell(flag.note)] for flag in instead],
     )
 
 

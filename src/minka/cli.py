@@ -6,6 +6,8 @@ error, 130 interrupted, 141 nobody reads the output.
 
 from __future__ import annotations
 
+import difflib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -26,6 +28,8 @@ SECTIONS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `minka` with these arguments (of the process, if None) and return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files and texts of models may be no valid Unicode
     try:
         code = _dispatch(words)
         sys.stdout.flush()
@@ -58,7 +62,9 @@ def _dispatch(words: list[str]) -> int:
 def _find(name: str) -> Entry:
     entries = {entry.name: entry for entry in discover()}
     if name not in entries:
-        raise UsageError("no such command; `minka --help` lists all commands")
+        near = difflib.get_close_matches(name, entries, 1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        raise UsageError(f"no such command; {meant}`minka --help` lists all commands")
     return entries[name]
 
 

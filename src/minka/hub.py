@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Literal, Self, cast
 
 from minka.errors import ModelError, UsageError
-from minka.ggufs import layout
+from minka.ggufs import layout, mistaken
 from minka.ggufs.layout import ValueType
 from minka.params import ModelParams
 
@@ -37,7 +37,6 @@ _SHARD = re.compile(r"(?P<prefix>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<su
 _REPO = re.compile(r"(?P<repo>\w+([.-]+\w+)*/\w+([.-]+\w+)*)(:(?P<quant>[\w.-]+))?", re.ASCII)
 _QUANT = re.compile(r"[-.](\w+)$")
 _COMMIT = re.compile(r"[0-9a-fA-F]{40}")
-_SIDECAR = re.compile(r"mmproj|imatrix|(mtp|eagle3|dflash|dspark)-", re.IGNORECASE)
 _DRAFT = re.compile(r"(^|[-_./])draft([-_./]|$)", re.IGNORECASE)
 
 
@@ -129,8 +128,10 @@ def _shard_names(name: str) -> list[str]:
 
 def _check_file(path: Path) -> _Header:
     try:
+        if path.is_dir():
+            raise ModelError(f"{path} is a folder: {mistaken.in_folder(path)}")
         if path.exists() and not path.is_file():
-            raise ModelError(f"{path} is {'a folder' if path.is_dir() else 'no file'}: give the path of a .gguf file")
+            raise ModelError(f"{path} is no file: give the path of a .gguf file")
         size = path.stat().st_size
         if size == 0:
             raise ModelError(f"{path} is empty (0 bytes): download or copy it again")
@@ -148,7 +149,7 @@ def _check_file(path: Path) -> _Header:
 
 def _read_header(path: Path, view: mmap.mmap) -> _Header:
     if view[:4] != layout.MAGIC:
-        raise ModelError(f"{path} is not a GGUF file: {_looks_like(view[:512])}")
+        raise ModelError(f"{path} is not a GGUF file: {mistaken.looks_like(view[:512])}")
     try:
         (version,) = struct.unpack_from("<I", view, 4)
         if version and version & 0xFFFF == 0:
@@ -239,22 +240,6 @@ class _HeaderWalk:
         return offset + (n_elements // type_.block * type_.size if type_.known else 0)
 
 
-def _looks_like(start: bytes) -> str:
-    """What a file that is no GGUF seems to be from its first bytes, and what to do."""
-    text = start.lstrip().lower()
-    if text.startswith((b"<!doctype", b"<html", b"<?xml")):
-        return "it looks like an HTML page; download the file itself (its link has /resolve/, not /blob/)"
-    if text.startswith(b"version https://git-lfs"):
-        return "it is a git-lfs pointer; fetch the content with git lfs pull"
-    if start[8:10] == b'{"':
-        return "it looks like safetensors weights; get a GGUF of the model"
-    if start.startswith(b"PK"):
-        return "it looks like a zip archive; unpack it, or get a GGUF of the model if it is a PyTorch checkpoint"
-    if start[:4] in (b"lmgg", b"tjgg", b"algg", b"fmgg"):
-        return "it has the GGML format that came before GGUF; get a GGUF of the model"
-    return f"it starts with {start[:4]!r}; give a .gguf file"
-
-
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What is asked of a Hugging Face repository: a file by name, else a quantisation, else the usual one."""
@@ -299,7 +284,7 @@ class Wanted:
 
 def _is_model(path: str, *, drafts: bool) -> bool:
     name = path.rpartition("/")[2]
-    if not name.lower().endswith(".gguf") or _SIDECAR.search(name) or name != _shard_names(name)[0]:
+    if not name.lower().endswith(".gguf") or mistaken.SIDECAR.search(name) or name != _shard_names(name)[0]:
         return False
     return drafts or not _DRAFT.search(path)
 

@@ -58,6 +58,7 @@ _KINDS = {
     "bool": Kind.BOOL,
     "bool | None": Kind.BOOL,
     "int": Kind.INT,
+    "int | None": Kind.INT,
     "float": Kind.FLOAT,
     "str": Kind.STR,
     "str | None": Kind.STR,
@@ -358,6 +359,11 @@ class GenerationParams:
         None, "-jf", "--json-schema-file", metavar="FILE", doc="a file with such a schema")
     n_indent: int = param(
         0, http=("n_indent",), low=0, high=INT32_MAX, doc="end at a new line that is indented less than this; 0 is off")
+    close_at_limit: bool = param(
+        False, "--close-at-limit", negated=("--no-close-at-limit",), env="MINKA_CLOSE_AT_LIMIT",
+        http=("close_at_limit",), own=True,
+        doc="when the limit or the context is nearly reached, close what is open of JSON, so that it can be read; the "
+        "finish reason stays the limit")
     lora: Adapters | None = param(  # noqa: RUF009 (a tuple, which ruff does not see)
         None, http=("lora",), low=-HUGE, high=HUGE, max_items=256,
         doc="LoRA adapters with their factors, as in [{\"id\": 0, \"scale\": 0.5}]; those that are left out are off, "
@@ -452,6 +458,68 @@ class ModelParams:
     op_offload: bool = param(
         True, "--op-offload", negated=("--no-op-offload",),
         doc="let the GPU compute large operations on weights that are in host memory")
+
+
+LAZY_MODES = ("on", "auto", "off")
+NUMA_MODES = ("distribute", "isolate", "numactl")
+_THREADS = "Placement of threads"
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareParams:
+    """Which devices and processors compute, beyond how many: devices by name, tensors by name, threads by processor."""
+
+    device: tuple[str, ...] = param(
+        (), "-dev", "--device", env="LLAMA_ARG_DEVICE", syntax=Syntax.CSV, max_items=16, metavar="DEV1,DEV2,...",
+        doc="devices for the weights, as --list-devices names them; none is only the CPU; if not given, all that fit")
+    override_tensor: tuple[str, ...] = param(
+        (), "-ot", "--override-tensor", env="LLAMA_ARG_OVERRIDE_TENSOR", syntax=Syntax.CSV, repeat=True, max_items=4096,
+        metavar="PATTERN=TYPE,...",
+        doc="put the tensors in whose name a regular expression is found into a buffer type, as in exps=CPU; the first "
+        "that fits counts")
+    cpu_moe: bool = param(
+        False, "-cmoe", "--cpu-moe", env="LLAMA_ARG_CPU_MOE", doc="keep the experts of all layers on the CPU")
+    n_cpu_moe: int = param(
+        0, "-ncmoe", "--n-cpu-moe", env="LLAMA_ARG_N_CPU_MOE", low=0, high=4096,
+        doc="keep the experts of the first N layers on the CPU")
+    n_cpu_ffn: int = param(
+        0, "-ncffn", "--n-cpu-ffn", env="LLAMA_ARG_N_CPU_FFN", low=0, high=4096,
+        doc="keep the dense feed-forward weights of the first N layers on the CPU")
+    lazy_mode: str = param(
+        "auto", "-lzm", "--lazy-mode", env="LLAMA_ARG_LAZY_MODE", choices=LAZY_MODES, metavar="MODE",
+        doc="read rows of tensors that are marked for it when they are needed")
+    override_kv: tuple[str, ...] = param(
+        (), "--override-kv", syntax=Syntax.CSV, repeat=True, metavar="KEY=TYPE:VALUE,...",
+        doc="change metadata of the model; TYPE is int, float, bool or str")
+    numa: str | None = param(
+        None, "--numa", env="LLAMA_ARG_NUMA", choices=NUMA_MODES, metavar="MODE",
+        doc="how to use several NUMA nodes: spread over all, stay on that of the start, or as numactl says")
+    cpu_mask: str = param(
+        "", "-C", "--cpu-mask", metavar="HEX", topic=_THREADS,
+        doc="processors for the threads, a hexadecimal mask such as 0xf; those of --cpu-range are added")
+    cpu_range: str = param(
+        "", "-Cr", "--cpu-range", metavar="LOW-HIGH", topic=_THREADS, doc="processors for the threads, as in 0-7")
+    cpu_strict: int = param(
+        0, "--cpu-strict", low=0, high=1, metavar="0|1", topic=_THREADS,
+        doc="give each thread one processor of its own")
+    prio: int = param(
+        0, "--prio", low=-1, high=3, topic=_THREADS,
+        doc="priority of the process and its threads: -1 low, 0 normal, 1 medium, 2 high, 3 real time")
+    poll: int = param(
+        50, "--poll", low=0, high=100, topic=_THREADS,
+        doc="how long threads without work look out for more: 0 they sleep at once, 100 the longest")
+    cpu_mask_batch: str = param(
+        "", "-Cb", "--cpu-mask-batch", metavar="HEX", topic=_THREADS,
+        doc="the same for the threads of prompts, which are those above if none of the flags for them is given")
+    cpu_range_batch: str = param(
+        "", "-Crb", "--cpu-range-batch", metavar="LOW-HIGH", topic=_THREADS, doc="the same for the threads of prompts")
+    cpu_strict_batch: int | None = param(
+        None, "--cpu-strict-batch", low=0, high=1, metavar="0|1", topic=_THREADS,
+        doc="the same for the threads of prompts")
+    prio_batch: int | None = param(
+        None, "--prio-batch", low=-1, high=3, topic=_THREADS, doc="the same for the threads of prompts")
+    poll_batch: int | None = param(
+        None, "--poll-batch", low=0, high=100, topic=_THREADS, doc="the same for the threads of prompts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -777,6 +845,7 @@ class LogParams:
 GROUPS: Mapping[type[DataclassInstance], str] = MappingProxyType(
     {
         ModelParams: "Model and devices",
+        HardwareParams: "Placement of weights",
         LoraParams: "LoRA adapters",
         ContextParams: "Context, batches and KV cache",
         CacheParams: "Prefix cache and scheduling",
@@ -1062,7 +1131,7 @@ class Foreign:
     """A flag of llama-server that has no row above.
 
     `values` is how many arguments it takes. `off` are values, and `negated` whole flags, that are accepted because they
-    ask for what Minka does anyway. `note` says why the flag is refused ("is a llama-server flag that ..."), or, in
+    ask for what Minka does anyway. `note` says why the flag is refused ("is a llama.cpp flag that ..."), or, in
     IGNORED, why it has no effect.
     """
 
@@ -1106,35 +1175,19 @@ IGNORED: tuple[Foreign, ...] = (
 """Flags of llama-server that are accepted and have no effect; `note` says why."""
 
 UNSUPPORTED: tuple[Foreign, ...] = (
-    # meta, logging, threads
-    foreign("-cl", "--cache-list", values=0),
-    foreign("--completion-bash", values=0),
-    foreign("--list-devices", values=0),
+    # meta, logging
+    foreign("-cl", "--cache-list", values=0,
+            note="Minka does not have: the models are in Hugging Face's cache, which `hf cache ls` lists"),
     foreign("--log-prompts-dir"),
-    foreign("-C", "--cpu-mask"),
-    foreign("-Cr", "--cpu-range"),
-    foreign("--cpu-strict", off=("0",)),
-    foreign("--prio", off=("0",)),
-    foreign("--poll", off=("50",)),
-    foreign("-Cb", "--cpu-mask-batch"),
-    foreign("-Crb", "--cpu-range-batch"),
-    foreign("--cpu-strict-batch", off=("0",)),
-    foreign("--prio-batch", off=("0",)),
-    foreign("--poll-batch"),
-    foreign("--numa", env="LLAMA_ARG_NUMA"),
     # context and caches
     foreign("--sleep-idle-seconds", off=("-1",)),
     # model and devices
-    foreign("-mu", "--model-url", env="LLAMA_ARG_MODEL_URL"),
-    foreign("-dr", "--docker-repo", env="LLAMA_ARG_DOCKER_REPO"),
-    foreign("--rpc", env="LLAMA_ARG_RPC"),
-    foreign("-lzm", "--lazy-mode", env="LLAMA_ARG_LAZY_MODE", off=("auto", "off")),
-    foreign("-dev", "--device", env="LLAMA_ARG_DEVICE"),
-    foreign("-ot", "--override-tensor", env="LLAMA_ARG_OVERRIDE_TENSOR"),
-    foreign("-cmoe", "--cpu-moe", values=0, env="LLAMA_ARG_CPU_MOE"),
-    foreign("-ncmoe", "--n-cpu-moe", env="LLAMA_ARG_N_CPU_MOE", off=("0",)),
-    foreign("-ncffn", "--n-cpu-ffn", env="LLAMA_ARG_N_CPU_FFN", off=("0",)),
-    foreign("--override-kv"),
+    foreign("-mu", "--model-url", env="LLAMA_ARG_MODEL_URL",
+            note="Minka does not have: download the file and give it with -m, or name its repository with -hf"),
+    foreign("-dr", "--docker-repo", env="LLAMA_ARG_DOCKER_REPO",
+            note="Minka does not have: name a Hugging Face repository with -hf, or give a file with -m"),
+    foreign("--rpc", env="LLAMA_ARG_RPC",
+            note="Minka does not have: it computes on the devices of this machine only, see --list-devices"),
     _removed("--mmap", values=0, env="LLAMA_ARG_MMAP", use="--load-mode mmap"),
     _removed("--no-mmap", values=0, env="LLAMA_ARG_NO_MMAP", use="--load-mode none"),
     _removed("--mlock", values=0, env="LLAMA_ARG_MLOCK", use="--load-mode mlock"),
@@ -1249,14 +1302,10 @@ UNSUPPORTED_FIELDS: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "parse_tool_calls": (True, False),
         "functions": ([],),
         "function_call": ("none", "auto"),
-        "reasoning_budget_start_tag": ("",),
-        "reasoning_budget_end_tag": ("",),
-        "reasoning_budget_end_tags": ([],),
         "modalities": (["text"],),
         "audio": (),
         "prediction": (),
         "web_search_options": (),
-        "verbosity": ("medium",),
         "best_of": (1,),
         "echo": (False,),
         "suffix": ("",),
@@ -1274,6 +1323,7 @@ ACCEPTED_FIELDS: Mapping[str, tuple[object, ...] | None] = MappingProxyType(
         "prompt_cache_retention": None,
         "store": (False,),
         "service_tier": ("auto", "default"),
+        "verbosity": ("low", "medium", "high"),
     }
 )
 """Request fields of OpenAI that need no support and are ignored: with any value (None), or with these values."""

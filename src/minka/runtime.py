@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,16 +22,21 @@ from minka.errors import UsageError
 from minka.grammar.compiler import Grammars
 from minka.hub import ModelFile, locate
 from minka.native.context import DEFAULT_SLOTS, Context, TextlessError
+from minka.native.context_params import thread_counts
 from minka.native.embedder import Embedder, choose_pooling, rank_frame
+from minka.native.library import library
 from minka.native.machine import total_memory
 from minka.native.model import Model
+from minka.native.placement import prepare
 from minka.native.textless import Textless
+from minka.native.threadpool import Threadpools, pinnings
 from minka.params import (
     CacheParams,
     ChatParams,
     ContextParams,
     EmbeddingParams,
     GenerationParams,
+    HardwareParams,
     LoraParams,
     ModelParams,
     SamplingParams,
@@ -38,6 +45,8 @@ from minka.protocols.constraint import Content, default_content
 from minka.protocols.lora import LoraFiles
 from minka.protocols.served import EmbeddingFacts, ModelFacts, Served
 from minka.version import VERSION
+
+log = logging.getLogger("minka.model")
 
 BUILD = f"b0-minka-{VERSION}"
 """What clients see as `system_fingerprint` and `build_info`; llama.cpp's clients expect it to start with b."""
@@ -56,6 +65,7 @@ class Settings:
     engine: EngineConfig
     lora: LoraParams = field(default_factory=LoraParams)
     embedding: EmbeddingParams | None = None
+    hardware: HardwareParams = field(default_factory=HardwareParams)
 
 
 def engine_config(cache: CacheParams, generation: GenerationParams, queue_size: int) -> EngineConfig:
@@ -92,8 +102,16 @@ class Runtime:
     adapters that may be loaded while it runs.
     """
 
-    def __init__(self, model: Model, engine: Engine, served: Served, lora_files: LoraFiles | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        engine: Engine,
+        served: Served,
+        lora_files: LoraFiles | None = None,
+        threadpools: Threadpools | None = None,
+    ) -> None:
         self._model = model
+        self._threadpools = threadpools
         self.engine = engine
         self.served = served
         self.lora_files = lora_files or LoraFiles()
@@ -113,6 +131,8 @@ class Runtime:
         self.engine.close()
         if self.served.grammars is not None:
             self.served.grammars.close()
+        if self._threadpools is not None:
+            self._threadpools.close()
         self._model.close()
 
 
@@ -121,19 +141,23 @@ def load(settings: Settings, progress: Callable[[float], None] | None = None) ->
 
     `progress` is called with 0..1 while the weights are read.
     """
+    lora_files, pinned, placement = _lora_files(settings.lora), pinnings(settings.hardware), prepare(settings.hardware)
     file = locate(settings.model)
-    model = Model.load(file.path, settings.model, progress)
-    try:
+    if settings.model.n_gpu_layers > 0 and not library().supports_gpu:
+        log.warning("--gpu-layers has no effect: libllama was compiled for the CPU only; the README says how for a GPU")
+    with ExitStack() as undone:
+        model = Model.load(file.path, settings.model, progress, placement)
+        undone.callback(model.close)
         _load_adapters(model, settings.lora)
         template = _template(model, settings.chat)
-        context = _context(model, settings)
-        embedder = _embedder(model, settings, generates=isinstance(context, Context))
+        threadpools = Threadpools(*pinned, *thread_counts(settings.context))
+        undone.callback(threadpools.close)
+        context = _context(model, settings, threadpools)
+        embedder = _embedder(model, settings, threadpools, generates=isinstance(context, Context))
         served = _served(file, model, context, template, settings, embedder)
         engine = _start(context, embedder, settings, served.grammars)
-    except BaseException:
-        model.close()
-        raise
-    return Runtime(model, engine, served, _lora_files(settings.lora))
+        undone.pop_all()
+    return Runtime(model, engine, served, lora_files, threadpools)
 
 
 def _load_adapters(model: Model, params: LoraParams) -> None:
@@ -149,10 +173,10 @@ def _lora_files(params: LoraParams) -> LoraFiles:
     return LoraFiles(tuple(Path(name).expanduser() for name, _ in params.files), directory)
 
 
-def _context(model: Model, settings: Settings) -> Context | Textless:
+def _context(model: Model, settings: Settings, threadpools: Threadpools) -> Context | Textless:
     """What generates text, or what stands there for a model that cannot."""
     try:
-        return Context(model, settings.context)
+        return Context(model, settings.context, threadpools)
     except TextlessError:
         if settings.embedding is None:
             raise
@@ -161,12 +185,13 @@ def _context(model: Model, settings: Settings) -> Context | Textless:
     return Textless(model.vocab, n_seq_max=n_slots, n_ctx=min(limit for limit in limits if limit > 0))
 
 
-def _embedder(model: Model, settings: Settings, *, generates: bool) -> Embedder | None:
+def _embedder(model: Model, settings: Settings, threadpools: Threadpools, *, generates: bool) -> Embedder | None:
     params = settings.embedding
     if params is None:
         return None
     wanted = "rank" if params.rerank else params.pooling
-    return Embedder(model, settings.context, choose_pooling(model, wanted), generates=generates)
+    pooling = choose_pooling(model, wanted)
+    return Embedder(model, settings.context, pooling, generates=generates, threadpools=threadpools)
 
 
 def _embedding_facts(
@@ -201,10 +226,7 @@ def _start(
 def _template(model: Model, params: ChatParams) -> Template:
     override = params.chat_template
     if params.chat_template_file:
-        try:
-            override = Path(params.chat_template_file).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"cannot read the chat template {params.chat_template_file}: {error}") from None
+        override = _text_of(params.chat_template_file, "--chat-template-file")
     vocab = model.vocab
     template = select_template(
         model.chat_template(),
@@ -278,14 +300,18 @@ def _served(
 def _content(params: GenerationParams) -> Content | None:
     """What the command line wants all texts to match. Raises UsageError for files that cannot be read."""
     grammar, schema = params.grammar, params.json_schema
-    try:
-        if params.grammar_file:
-            grammar = Path(params.grammar_file).expanduser().read_text(encoding="utf-8")
-        if params.json_schema_file:
-            schema = Path(params.json_schema_file).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read the grammar or schema: {error}") from None
+    if params.grammar_file:
+        grammar = _text_of(params.grammar_file, "--grammar-file")
+    if params.json_schema_file:
+        schema = _text_of(params.json_schema_file, "--json-schema-file")
     return default_content(grammar, schema)
+
+
+def _text_of(path: str, flag: str) -> str:
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {flag} {path}: {getattr(error, 'strerror', None) or error}") from None
 
 
 # Sampling defaults that a model's author can put into the file, by our names (general.sampling.* of GGUF).

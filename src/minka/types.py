@@ -94,6 +94,8 @@ class Job:
     pin: str = ""
     """What is computed of the prompt stays in memory under this name until it is unpinned; empty for not at all."""
     constraint: Constraint | None = None
+    close_at_limit: bool = False
+    """Bring a constrained text to an end that its constraint allows before `n_predict` or the context cut it off."""
     n_indent: int = 0
     """Over 0: the text ends at the first line that is indented by fewer spaces and tabs."""
     prompt_logprobs: int = -1
@@ -103,10 +105,7 @@ class Job:
 
     @property
     def namespace(self) -> str:
-        """Jobs share computed text only with jobs of the same namespace: the salt, and the adapters if there are any.
-
-        Text of no namespace is nobody's secret, and the model's own.
-        """
+        """Jobs share computed text only with jobs of the same salt and adapters; of none, it is nobody's secret."""
         if not self.lora:
             return self.cache_salt
         return blake2b(repr((self.lora, self.cache_salt)).encode(), digest_size=16).hexdigest()
@@ -238,7 +237,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The job's end. `text` is the rest that was withheld and turned out not to be a stop string."""
+    """The job's end; `slot` is -1 if it had lost its own. `text` was withheld and turned out to be no stop string."""
 
     id: str
     slot: int
@@ -424,9 +423,7 @@ class Matcher(Protocol):
 
     def apply(self, logits: NDArray[np.float32]) -> None:
         """Set the logits of all tokens that must not come next to minus infinity; shape (n_vocab,), in place.
-
-        Raises RequestError for a grammar that cannot be followed any further.
-        """
+        Raises RequestError for a grammar that cannot be followed any further."""
 
     def forced(self) -> Sequence[int]:
         """The tokens that have to come next because nothing else may; often none. Changes nothing.
@@ -441,6 +438,10 @@ class Matcher(Protocol):
     def finished(self) -> bool:
         """Whether the text is complete and nothing may follow, so that no end token is needed."""
 
+    @property
+    def closed(self) -> bool:
+        """Whether the end was brought about because the room for the text is over."""
+
     def end_thinking(self) -> bool:
         """Force the end of the reasoning from here on; False if the text is not inside one."""
 
@@ -448,8 +449,9 @@ class Matcher(Protocol):
 class Constraints(Protocol):
     """Makes matchers, from constraints that were compiled before."""
 
-    def start(self, constraint: Constraint) -> Matcher:
-        """A matcher at the beginning of the text. Raises RequestError for a grammar that cannot be compiled."""
+    def start(self, constraint: Constraint, room: int = -1) -> Matcher:
+        """A matcher at the text's beginning, which closes it in time for a `room` of tokens unless that is -1.
+        Raises RequestError for a grammar that cannot be compiled."""
 
     def prepare(self, matchers: Sequence[Matcher]) -> None:
         """Compute what the next `apply` of each of them needs, all together. Needed by none, only faster."""

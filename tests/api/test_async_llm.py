@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -99,3 +100,27 @@ def test_a_model_serves_one_loop_after_another(llm: AsyncLLM) -> None:
 
     assert asyncio.run(once()) == asyncio.run(once())
     llm.close()
+
+
+def test_several_threads_have_loops_of_their_own(llm: AsyncLLM) -> None:
+    async def some(name: str) -> list[str]:
+        async def one(n: int) -> str:
+            return [output async for output in llm.generate(f"{name} {n}", GREEDY)][-1].text
+
+        return [text for n in range(0, 12, 3) for text in await asyncio.gather(*map(one, range(n, n + 3)))]
+
+    with ThreadPoolExecutor(4) as threads:
+        together = list(threads.map(lambda name: asyncio.run(some(name)), "abcd", timeout=WAIT))
+    assert together == [asyncio.run(some(name)) for name in "abcd"]
+    llm.close()
+
+
+def test_a_fork_closes_nothing_of_its_parent(
+    llm: AsyncLLM, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("os.getpid", lambda: -1)
+        llm.close()
+    assert not backend.closed
+    llm.close()
+    assert backend.closed

@@ -24,8 +24,13 @@ def test_parameters_have_the_names_of_the_table() -> None:
             "chat_template_kwargs": {"enable_thinking": False},
             "context_shift": True,
             "kv_unified": None,
+            "n_cpu_moe": 3,
+            "override_tensor": ["exps=CPU"],
+            "cpu_range": "0-1",
         },
     )
+    hardware = made.hardware
+    assert (hardware.n_cpu_moe, hardware.override_tensor, hardware.cpu_range) == (3, ("exps=CPU",), "0-1")
     assert (made.model.model, made.model.n_gpu_layers, made.model.tensor_split) == ("m.gguf", -2, (1, 2))
     assert (made.context.n_ctx, made.sampling.temperature, made.generation.stop) == (512, 0, ("x",))
     assert (made.engine.memory.limit, made.engine.shifts) == (0, True)

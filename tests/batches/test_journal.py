@@ -55,3 +55,26 @@ def test_a_journal_of_something_else_is_refused(tmp_path: Path, source: Path, ch
         source.write_bytes(b"{} ")
     with pytest.raises(UsageError, match="another input or model"):
         Journal(path, source, "m" if change == "input" else "n")
+
+
+@pytest.mark.parametrize(
+    "damage", [b"\0" * 40 + b"\n", b"\n", b"2 7 {}\n", b"x 1 {}\n", b"2\n", b"99999999999999999999 1 {}\n"]
+)
+def test_a_damaged_line_ends_what_counts(tmp_path: Path, source: Path, damage: bytes) -> None:
+    path = tmp_path / "out.partial"
+    with closing(Journal(path, source, "m")) as made:
+        made.save([Result(1, ok=True, data=b"one")])
+    path.write_bytes(path.read_bytes() + damage + b"3 1 three\n")
+    with closing(Journal(path, source, "m")) as again:
+        assert again.done == {1}
+        again.save([Result(2, ok=True, data=b"two"), Result(3, ok=False, data=b"three")])
+    with closing(Journal(path, source, "m")) as whole:
+        assert list(whole.results()) == [b"one\n", b"two\n", b"three\n"]
+        assert whole.n_failed == 1
+
+
+def test_two_runs_cannot_work_on_one_batch(tmp_path: Path, source: Path) -> None:
+    path = tmp_path / "out.partial"
+    with closing(Journal(path, source, "m")), pytest.raises(UsageError, match="in use"):
+        Journal(path, source, "m")
+    Journal(path, source, "m").close()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import BinaryIO
 
@@ -76,7 +77,7 @@ def test_a_batch_counts_its_results_and_ends_with_two_files(store: Store) -> Non
     store.save(batch.id, [Result(1, ok=True, data=b"one"), Result(3, ok=True, data=b"again")])
     assert store.done(batch.id) == {1, 2, 3}
     assert (store.batch(batch.id).completed, store.batch(batch.id).failed) == (2, 1)
-    done = store.finish(batch.id, "completed")
+    done = store.finish(batch, "completed")
     assert store.batch(batch.id) == done
     assert (done.status, done.completed, done.failed) == ("completed", 2, 1)
     assert done.completed_at is not None
@@ -90,7 +91,7 @@ def test_a_batch_counts_its_results_and_ends_with_two_files(store: Store) -> Non
 
 
 def test_a_batch_without_results_has_no_files(store: Store) -> None:
-    done = store.finish(add_batch(store, request("a")).id, "cancelled")
+    done = store.finish(add_batch(store, request("a")), "cancelled")
     assert done.output_file_id is done.error_file_id is None
 
 
@@ -98,7 +99,7 @@ def test_a_file_in_use_stays(store: Store) -> None:
     batch = add_batch(store, request("a"))
     with pytest.raises(RequestError, match=f"in use by {batch.id}"):
         store.delete_file(batch.input_file_id)
-    store.finish(batch.id, "cancelled")
+    store.finish(batch, "cancelled")
     store.delete_file(batch.input_file_id)
 
 
@@ -143,3 +144,76 @@ def test_directories_that_cannot_be_used(tmp_path: Path) -> None:
     db.close()
     with pytest.raises(UsageError, match="version 99"):
         Store(tmp_path / "newer")
+
+
+def test_each_tenant_sees_its_own_files_and_batches(store: Store) -> None:
+    mine = add_batch(store, request("a"), tenant="me")
+    store.save(mine.id, [Result(1, ok=True, data=b"{}")])
+    assert store.batch(mine.id, "me").completed == 1
+    assert [facts.id for facts in store.batches(Page(10), tenant="me")[0]] == [mine.id]
+    assert [facts.id for facts in store.files(Page(10), tenant="me")[0]] == [mine.input_file_id]
+    for other in ("", "you"):
+        assert store.batches(Page(10), tenant=other) == ([], False)
+        assert store.files(Page(10), tenant=other) == ([], False)
+        for look in (store.file, store.path, store.delete_file):
+            with pytest.raises(NotFoundError):
+                look(mine.input_file_id, other)
+        with pytest.raises(NotFoundError):
+            store.batch(mine.id, other)
+        with pytest.raises(NotFoundError):
+            store.add_batch(Wanted(URL, mine.input_file_id, "1h", 3600, {}), other)
+        with pytest.raises(NotFoundError):
+            store.batches(Page(10, after=mine.id), tenant=other)
+    done = store.finish(mine, "completed")
+    assert store.path(done.output_file_id or "", "me").read_bytes() == b"{}\n"
+    with pytest.raises(NotFoundError):
+        store.path(done.output_file_id or "")
+
+
+def test_what_an_older_version_kept_is_of_the_tenant_without_a_name(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    made = Store(folder)
+    batch = add_batch(made, request("a"))
+    made.close()
+    with closing(sqlite3.connect(folder / "batches.sqlite3")) as db:
+        for table in ("files", "batches"):
+            db.execute(f"ALTER TABLE {table} DROP COLUMN tenant")
+        db.execute("PRAGMA user_version = 1")
+        db.commit()
+    for _ in range(2):
+        again = Store(folder)
+        assert again.unfinished() == [batch]
+        assert again.path(batch.input_file_id).is_file()
+        assert again.files(Page(10))[0][0].id == batch.input_file_id
+        again.close()
+
+
+@pytest.mark.parametrize("statement", ["COMMIT", "INSERT"])
+def test_a_change_that_fails_leaves_the_store_usable(store: Store, statement: str) -> None:
+    """As on a full disk: SQLite takes some of these back itself, others not."""
+
+    class Failing:
+        def __init__(self, real: sqlite3.Connection) -> None:
+            self.real = real
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.real, name)
+
+        def execute(self, query: str, *values: object) -> object:
+            if query.startswith(statement):
+                raise sqlite3.OperationalError("database or disk is full")
+            return self.real.execute(query, *values)  # type: ignore[arg-type]
+
+    real = store._db
+    store._db = Failing(real)  # type: ignore[assignment]
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        store.add_file("a", "batch", writing(b"abc"))
+    store._db = real
+    kept = store.add_file("b", "batch", writing(b"abc"))
+    assert [facts.id for facts in store.files(Page(10))[0]] == [kept.id]
+
+
+def test_a_directory_among_the_files_is_told_of(tmp_path: Path) -> None:
+    (tmp_path / "files" / "strange").mkdir(parents=True)
+    with pytest.raises(UsageError, match="cannot be used"):
+        Store(tmp_path)

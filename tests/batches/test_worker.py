@@ -278,6 +278,31 @@ def test_a_disk_that_is_full_is_tried_again(
     assert "it is tried again" in caplog.text
 
 
+def test_a_batch_that_a_bug_is_in_the_way_of_ends_and_the_next_one_is_done(
+    runtime: Runtime, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its file was changed behind the store's back: what was a request is none any more."""
+
+    async def main() -> None:
+        store = Store(folder)
+        worker = Worker(store)
+        broken = add_batch(store, request("a"), request("b"))
+        checked = worker._validate(broken)
+        assert checked.status == "in_progress"
+        path = store.path(broken.input_file_id)
+        path.write_bytes(path.read_bytes().splitlines()[0] + b"\nno request\n")
+        good = add_batch(store, request("c"))
+        worker.start(runtime)
+        assert (await until(worker, good.id, closed)).status == "completed"
+        ended = store.batch(broken.id)
+        assert (ended.status, [problem.code for problem in ended.problems]) == ("failed", ["server_error"])
+        assert ended.failed_at
+        await worker.stop()
+
+    run(main())
+    assert "cannot go on" in caplog.text
+
+
 def test_a_bug_in_a_line_fails_the_line_alone(
     fake_backend: Callable[..., FakeBackend], folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

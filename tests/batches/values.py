@@ -27,11 +27,11 @@ def entries(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def add_batch(store: Store, *lines: object, endpoint: str = URL, seconds: int = 3600) -> BatchFacts:
+def add_batch(store: Store, *lines: object, endpoint: str = URL, seconds: int = 3600, tenant: str = "") -> BatchFacts:
     """A new batch with an input file of its own."""
 
     def write(out: BinaryIO) -> None:
         out.write(jsonl(*lines))
 
-    file = store.add_file("in.jsonl", "batch", write)
-    return store.add_batch(Wanted(endpoint, file.id, "1h", seconds, {"of": "tests"}))
+    file = store.add_file("in.jsonl", "batch", write, tenant=tenant)
+    return store.add_batch(Wanted(endpoint, file.id, "1h", seconds, {"of": "tests"}), tenant)

@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from minka.chat.builtin import BUILTIN
+from minka.chat.formats.find import find_format
 from minka.chat.messages import Message, TextPart, ToolCall
 from minka.chat.probe import probe
 from minka.chat.profile import ReasoningField
 from minka.chat.program import Program
 from minka.chat.template import ChatTemplate, LegacyTemplate, Template, generation_prompt, select_template
-from minka.errors import ModelError, RequestError, UnsupportedError
+from minka.errors import ModelError, RequestError, UnsupportedError, UsageError
 from tests.chat import sources
 from tests.chat.sources import WEATHER, template
 
@@ -165,6 +166,50 @@ def test_tools_for_a_template_without_system_and_tool_roles() -> None:
     assert '<user>{"tool_result": "rain"}\n\n{"tool_result": "sun"}\n\nand?\n<assistant>ok\n<user>hi' in text
 
 
+NO_CALLS = """\
+{% if tools %}<|tool_list_start|>{{ tools | tojson }}<|tool_list_end|>{% endif %}
+{% for m in messages %}<{{ m.role }}>{{ m.content + '' }}</{{ m.role }}>{% endfor %}"""
+
+
+def test_calls_that_a_template_does_not_show_are_written_as_its_family_writes_them() -> None:
+    text = template(NO_CALLS).render([USER, call("a"), result("a")], tools=[WEATHER])
+    assert '<assistant><|tool_call_start|>[get_weather(city="Lima")]<|tool_call_end|></assistant>' in text
+    assert "You can call functions" not in text
+
+
+def test_a_template_without_calls_that_no_family_knows_asks_for_the_form_that_is_read() -> None:
+    text = template(NO_CALLS.replace("|tool_list_", "|")).render([USER, call("a")], tools=[WEATHER])
+    assert '{"tool_calls": [{"name": "FUNCTION_NAME"' in text
+    assert '<assistant>{"tool_calls": [{"name": "get_weather", "arguments": {"city": "Lima"}}]}</assistant>' in text
+
+
+def test_calls_of_a_conversation_that_goes_on_without_tools() -> None:
+    hidden = sources.TOOLS.replace("{% elif m.tool_calls %}", "{% elif m.tool_calls and tools %}")
+    turns = [USER, call("a"), result("a")]
+    assert "CALL a get_weather(city=Lima)" in template(hidden).render(turns, tools=[WEATHER])
+    text = template(hidden).render(turns)
+    assert '{"tool_calls": [{"name": "get_weather", "arguments": {"city": "Lima"}}]}' in text
+
+
+PHI = """\
+{% for message in messages %}
+{% if message['role'] == 'system' and 'tools' in message and message['tools'] is not none %}
+{{ '<|' + message['role'] + '|>' + message['content'] + '<|tool|>' + message['tools'] + '<|/tool|>' + '<|end|>' }}
+{% else %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endif %}{% endfor %}"""
+
+
+@pytest.mark.parametrize("system", ["", "be brief"])
+def test_phi_4_mini_finds_its_tools_in_the_system_message(system: str) -> None:
+    turns = [*([Message("system", system)] if system else []), USER, call("a"), result("a")]
+    chosen = template(PHI)
+    text = chosen.render(turns, tools=[WEATHER])
+    head, rest = text.split("<|/tool|><|end|>")
+    assert head.startswith(f'<|system|>{system}<|tool|>[{{"name": "get_weather", "description": "Weather of a city"')
+    assert '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Lima"}}]<|/tool_call|><|end|>' in rest
+    assert find_format(chosen).name == "phi-4-mini"
+    assert "<|tool|>" not in chosen.render(turns[:1])
+
+
 def test_a_template_that_writes_calls_but_lists_no_tools_shows_its_own_form() -> None:
     text = template(sources.CALLS_ONLY).render([USER], tools=[WEATHER])
     assert "CALL call00001 FUNCTION_NAME(ARGUMENT=VALUE)" in text
@@ -197,6 +242,14 @@ def test_a_broken_tool_use_template_is_ignored(caplog: pytest.LogCaptureFixture)
 def test_a_broken_template() -> None:
     with pytest.raises(ModelError, match="line 1"):
         template("{% if %}").check()
+
+
+def test_a_misspelt_name_is_no_template() -> None:
+    with pytest.raises(UsageError, match=r"'lama3' is no built-in one and no Jinja; did you mean llama3\?"):
+        select_template("{{ messages }}", None, "lama3")
+    with pytest.raises(UsageError, match=r"'zzz' is no built-in one and no Jinja; the names are .*chatml"):
+        select_template(None, None, "zzz")
+    assert select_template(None, None, "{{ 'zzz' }}").source == "{{ 'zzz' }}"
 
 
 def test_variables() -> None:
@@ -341,7 +394,7 @@ def select(model: str | None, tool_use: str | None, override: str | None) -> Tem
 def test_selection() -> None:
     assert select("M", None, None).source == "M"
     assert (select("M", "T", None).source, select("M", "T", None).tool_use_source) == ("M", "T")
-    assert (select("M", "T", "{{ O }}").source, select("M", "T", "O").tool_use_source) == ("{{ O }}", None)
+    assert (select("M", "T", "{{ O }}").source, select("M", "T", "{O}").tool_use_source) == ("{{ O }}", None)
     assert select("M", "T", "zephyr").source == BUILTIN["zephyr"]
     assert select(None, None, None).source == BUILTIN["chatml"]
     assert select(None, "T", None).source == "T"

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.scripted import Part, scripted_runtime
+from tests.clients.page import ADDRESS, CITY, WEATHER, example, requirements
+from tests.clients.scripted import Part, Player, Told, call_of, scripted_runtime, told
 from tests.server.site import Live
 
 pytestmark = [pytest.mark.agents, pytest.mark.timeout(900)]
@@ -27,12 +28,18 @@ VERSIONS: Mapping[str, str] = {
     "opencode-ai": "1.18.33",
     "@anthropic-ai/sdk": "1.14.0",
     "openai": "7.59.0",
+    "ai": "6.0.326",
+    "@ai-sdk/openai-compatible": "2.0.92",
+    "@ai-sdk/openai": "3.0.141",
+    "@ai-sdk/anthropic": "3.0.140",
+    "zod": "4.6.7",
 }
+AI_SDK = ("ai", "@ai-sdk/openai-compatible", "@ai-sdk/openai", "@ai-sdk/anthropic", "zod")
 SECONDS = 240
 WORD = "quinoa-42"
 
 Install = Callable[[str], Path]
-Play = Callable[[Part], Live]
+Play = Callable[[Player], Live]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +68,7 @@ def install(tmp_path_factory: pytest.TempPathFactory) -> Install:
 def play() -> Iterator[Play]:
     """Starts servers whose models play parts."""
     with ExitStack() as servers:
-        yield lambda part: servers.enter_context(Live(scripted_runtime(part)))
+        yield lambda player: servers.enter_context(Live(scripted_runtime(player)))
 
 
 @pytest.fixture
@@ -192,36 +199,85 @@ console.log(JSON.stringify({ types: [types[0], types.at(-1)], args: call.argumen
 """
 
 
-def run_script(source: str, home: Path, live: Live, project: Path) -> dict[str, object]:
+AI_JS = """
+import { generateText, generateObject, stepCountIs, streamObject, streamText, tool } from "ai";
+import { createAnthropic } from "@ai-sdk/anthropic";
+import { createOpenAI } from "@ai-sdk/openai";
+import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
+import { z } from "zod";
+const { loop, object } = JSON.parse(process.env.PLAYS);
+const baseURL = process.env.URL + "/v1", apiKey = "none", maxRetries = 0, stopWhen = stepCountIs(5);
+const openai = createOpenAI({ baseURL, apiKey });
+const compatible = createOpenAICompatible({ name: "minka", baseURL, apiKey, supportsStructuredOutputs: true });
+const schema = z.object({ name: z.string(), code: z.string().regex(/^[a-z]+$/).startsWith("p") });
+const tools = {
+  weather: tool({ inputSchema: z.object({ city: z.string() }), execute: async ({ city }) => `Sunny in ${city}.` }),
+  time: tool({ inputSchema: z.object({ zone: z.string().optional() }), execute: async () => 7 }),
+};
+const found = {};
+const models = { compatible: compatible("m"), chat: openai.chat("m"), responses: openai("m"),
+  anthropic: createAnthropic({ baseURL, apiKey })("claude-sonnet-4-5") };
+for (const [name, model] of Object.entries(models)) {
+  const whole = await generateText({ model, tools, stopWhen, maxRetries, prompt: loop });
+  const stream = streamText({ model, tools, stopWhen, maxRetries, prompt: loop });
+  const forced = await generateText({ model, tools, maxRetries, prompt: "[play] ~",
+    toolChoice: { type: "tool", toolName: "time" } });
+  const made = await generateObject({ model, schema, maxRetries, prompt: object });
+  const partial = streamObject({ model, schema, maxRetries, prompt: object });
+  for await (const part of partial.partialObjectStream) part;
+  found[name] = [whole.text, whole.steps.length, await stream.text, (await stream.steps).length,
+    forced.toolCalls.map((call) => call.toolName), made.object, await partial.object];
+}
+console.log(JSON.stringify(found));
+"""
+
+
+def run_script(source: str, home: Path, live: Live, project: Path, **env: str) -> str:
     script = home / f"{project.parent.name}.mjs"  # beside node_modules, where imports are looked for
     script.write_text(source)
     try:
-        told = json.loads(run(["node", str(script)], project, {"URL": live.url}))
+        return run(["node", str(script)], project, {"URL": live.url, **env})
     finally:
         script.unlink()
-    assert isinstance(told, dict)
-    return told
 
 
 def test_the_anthropic_client_of_javascript(install: Install, play: Play, project: Path) -> None:
     live = play(Part("look_up", {}, "teal"))
-    told = run_script(ANTHROPIC_JS, install("@anthropic-ai/sdk"), live, project)
-    assert json.loads(str(told["pieces"])) == told["input"] == {}
-    assert told["stop"] == "tool_use"
-    assert told["text"] == "The word is teal."
-    usage = told["usage"]
-    assert isinstance(usage, dict)
-    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == told["counted"]
-    assert told["refused"] == [400, "invalid_request_error"]
+    found = json.loads(run_script(ANTHROPIC_JS, install("@anthropic-ai/sdk"), live, project))
+    assert json.loads(found["pieces"]) == found["input"] == {}
+    assert found["stop"] == "tool_use"
+    assert found["text"] == "The word is teal."
+    usage = found["usage"]
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == found["counted"]
+    assert found["refused"] == [400, "invalid_request_error"]
 
 
 def test_the_openai_client_of_javascript(install: Install, play: Play, project: Path) -> None:
     live = play(Part("look_up", {}, "teal"))
-    told = run_script(OPENAI_JS, install("openai"), live, project)
-    assert told == {
+    found = json.loads(run_script(OPENAI_JS, install("openai"), live, project))
+    assert found == {
         "types": ["response.created", "response.completed"],
         "args": "{}",
         "text": "The word is teal.",
         "items": ["function_call_output"],
         "chat": "look_up",
     }
+
+
+def test_the_ai_sdk(install: Install, play: Play, project: Path) -> None:
+    homes = [install(name) for name in AI_SDK]
+    steps = call_of("weather", city="Paris"), call_of("time", zone="CET"), "It is sunny."
+    made = {"name": "Paris", "code": "par"}
+    plays = {"loop": told(*steps), "object": told(json.dumps(made))}
+    found = json.loads(run_script(AI_JS, homes[0], play(Told()), project, PLAYS=json.dumps(plays)))
+    expected = ["It is sunny.", 3, "It is sunny.", 3, ["time"], made, made]
+    assert found == dict.fromkeys(("compatible", "chat", "responses", "anthropic"), expected)
+
+
+def test_the_example_of_the_ai_sdk(install: Install, play: Play, project: Path) -> None:
+    assert {f"{name}@{VERSIONS[name]}" for name in AI_SDK} == set(requirements("AI SDK"))
+    homes = [install(name) for name in AI_SDK]
+    live = play(WEATHER)
+    code = example("AI SDK", "js").replace(ADDRESS, live.url)
+    lines = run_script(code, homes[0], live, project).splitlines()
+    assert lines == ["The word is sunny.", CITY.replace(" ", "")]

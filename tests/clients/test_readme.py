@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,7 +69,21 @@ def test_openai_client(demo_server: Live) -> None:
     assert len(printed.getvalue().split()) > 1
 
 
-@pytest.mark.parametrize("name", ["serve", "test"])
+@pytest.mark.usefixtures("demo_model")
+def test_in_the_own_process() -> None:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(block("python", "from minka import LLM"), "README.md", "exec"), {"__name__": "readme"})
+    assert "Paris" in printed.getvalue()
+
+
+def test_the_demo_model_is_there_by_the_name_of_the_pages(demo_model: Path, tmp_path: Path) -> None:
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    subprocess.run(["sh", "-c", block("sh", "ln -s")], cwd=tmp_path, env=env, check=True)
+    assert (tmp_path / "model.gguf").samefile(demo_model)
+
+
+@pytest.mark.parametrize("name", ["serve", "chat", "test"])
 def test_the_two_commands_are_targets(name: str) -> None:
     makefile = (Path(__file__).resolve().parents[2] / "Makefile").read_text(encoding="utf-8")
     assert f"make {name}" in block("sh", "make serve")

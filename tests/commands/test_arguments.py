@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import pytest
 
 from minka.commands.arguments import Parser, add_parameters, default_text, foreign_env, resolve, unescape
+from minka.commands.llama_flags import add_llama_server
 from minka.errors import UsageError
 from minka.params import (
     GROUPS,
@@ -133,7 +134,8 @@ LLAMA_SERVER_ENV = """
 
 def serve_parser() -> Parser:
     parser = Parser(prog="minka serve")
-    add_parameters(parser, *GROUPS, llama_server=True)
+    add_parameters(parser, *GROUPS)
+    add_llama_server(parser)
     return parser
 
 
@@ -215,6 +217,12 @@ def test_the_word_after_a_flag_is_its_value_whatever_it_looks_like() -> None:
 def test_flags_are_not_abbreviated() -> None:
     assert error("--ctx 4") == "there is no flag --ctx; did you mean --ctx-size?"
     assert error("--ctx-sise=4") == "there is no flag --ctx-sise; did you mean --ctx-size?"
+    assert error("-model x.gguf") == "there is no flag -model; did you mean --model?"
+
+
+def test_a_word_without_a_flag_is_told_where_it_belongs() -> None:
+    assert error("x.gguf -c 4") == "'x.gguf' belongs to no flag; did you mean -m 'x.gguf'?"
+    assert error("hello") == "'hello' belongs to no flag"
     assert error("-ng 4").startswith("there is no flag -ng")
     assert error("-np4").startswith("there is no flag -np4")
 
@@ -353,7 +361,7 @@ def test_unescape(text: str, expected: str) -> None:
         ("-ts " + ",".join("1" * 17), "-ts takes at most 16 values, but got 17"),
         ("--chat-template-kwargs [1]", "--chat-template-kwargs must be a JSON object, but got '[1]'"),
         ("--chat-template-kwargs {", "--chat-template-kwargs must be a JSON object: "),
-        ("file.gguf", "unrecognized arguments: file.gguf"),
+        ("file.gguf", "'file.gguf' belongs to no flag"),
         ("--control-vector-scaled a.gguf", "--control-vector-scaled must be FILE:SCALE, as in x.gguf:0.5, but got"),
         ("--control-vector-scaled a.gguf:x", "--control-vector-scaled must be a number, but got 'x'"),
         ("--control-vector-layer-range 1 x", "--control-vector-layer-range must be an integer, but got 'x'"),
@@ -370,11 +378,11 @@ def test_bad_values(line: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("--rpc x", "--rpc is a llama-server flag that Minka does not support yet"),
-        ("--tools x", "--tools is a llama-server flag that Minka does not support yet"),
-        ("-md x", "-md is a llama-server flag that Minka does not support yet"),
-        ("--draft 4", "--draft is a llama-server flag that has been removed: use --spec-draft-n-max or"),
-        ("--no-mmap", "--no-mmap is a llama-server flag that has been removed: use --load-mode none"),
+        ("--rpc x", "--rpc is a llama.cpp flag that Minka does not have: it computes on the devices of this machine"),
+        ("--tools x", "--tools is a llama.cpp flag that Minka does not support yet"),
+        ("-md x", "-md is a llama.cpp flag that Minka does not support yet"),
+        ("--draft 4", "--draft is a llama.cpp flag that has been removed: use --spec-draft-n-max or"),
+        ("--no-mmap", "--no-mmap is a llama.cpp flag that has been removed: use --load-mode none"),
     ],
 )
 def test_unsupported_flags_are_refused_by_name(line: str, message: str) -> None:
@@ -385,7 +393,7 @@ def test_unsupported_flags_are_refused_by_name(line: str, message: str) -> None:
 def test_every_unsupported_flag_is_refused_but_for_what_is_off(foreign: Foreign) -> None:
     for flag in foreign.flags:
         message = error(shlex.join([flag, *["bogus"] * foreign.values]))
-        assert message == f"{flag} is a llama-server flag that {foreign.note}"
+        assert message == f"{flag} is a llama.cpp flag that {foreign.note}"
         for value in foreign.off:
             parse(shlex.join([flag, value]))
     for flag in foreign.negated:
@@ -464,7 +472,7 @@ def test_variables_of_unsupported_flags_are_warned_of() -> None:
         "LLAMA_ARG_CTX_SIZE": "5",
     }
     mmproj, models_dir = sorted(foreign_env(env))
-    end = "is a llama-server flag that Minka does not support yet"
+    end = "is a llama.cpp flag that Minka does not support yet"
     assert mmproj == f"the environment variable LLAMA_ARG_MMPROJ has no effect: -mm {end}"
     assert models_dir == f"the environment variable LLAMA_ARG_MODELS_DIR has no effect: --models-dir {end}"
 

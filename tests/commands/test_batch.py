@@ -63,6 +63,29 @@ def test_what_is_done_is_not_done_again(desk: Desk) -> None:
     assert not partial.exists()
 
 
+def test_a_batch_that_is_done_is_not_done_again(desk: Desk) -> None:
+    Path("in.jsonl").write_bytes(jsonl(request("a"), request("b")))
+    words = ("batch", "in.jsonl", "-o", "out.jsonl")
+    desk.run(*words)
+    before = Path("out.jsonl").read_bytes()
+    result = desk.run(*words)
+    assert (result.code, result.err) == (0, "all 2 requests were done before; to do them again, remove out.jsonl\n")
+    assert Path("out.jsonl").read_bytes() == before
+    assert desk.run(*words, "--alias", "other").err == "", "another model's answers are others"
+    Path("in.jsonl").write_bytes(jsonl(request("a"), request("c")))
+    assert desk.run(*words).err == ""
+    assert [answer["custom_id"] for answer in entries(Path("out.jsonl"))] == ["a", "c"]
+    Path("out.jsonl").write_text('["something else"]\n')
+    assert desk.run(*words).err == ""
+
+
+def test_a_batch_that_failed_is_done_again(desk: Desk) -> None:
+    Path("in.jsonl").write_bytes(jsonl(request("a"), request("b", top_k="many")))
+    for _ in range(2):
+        result = desk.run("batch", "in.jsonl", "-o", "out.jsonl")
+        assert (result.code, result.err) == (1, "1 of 2 requests failed; their lines in out.jsonl say why\n")
+
+
 def test_another_input_does_not_go_on_with_it(desk: Desk) -> None:
     Path("in.jsonl").write_bytes(jsonl(request("a")))
     Path("out.jsonl.partial").write_bytes(b'{"format": 1}\n')

@@ -83,7 +83,8 @@ def test_a_stop_string_ends_the_answer(desk: Desk) -> None:
         (("-p", "hi", "--tempp", "1"), b"", 2, "there is no flag --tempp; did you mean --temp?"),
         (("-p", "hi", "--temp", "hot"), b"", 2, "--temp must be a number"),
         (("-p", "hi", "--port", "80"), b"", 2, "there is no flag --port"),
-        (("-p", "hi", "--parallel", "2"), b"", 2, "there is no flag --parallel"),
+        (("-p", "hi", "-dev", "CUDA9"), b"", 2, "there is no device 'CUDA9'"),
+        (("-p", "hi", "-ot", "ffn"), b"", 2, "'ffn' puts no tensor anywhere; give PATTERN=TYPE, as in exps=CPU"),
         (("-p", "hi", "--mmproj", "x"), b"", 2, "does not support"),
         (("-p", "hi", "-sys", "a", "-sysf", "b"), b"", 2, "-sys and -sysf are both given"),
         (("-sysf", "none", "-p", "hi"), b"", 2, "cannot read the system prompt file none: No such file"),
@@ -142,12 +143,14 @@ def test_ctrl_c_in_the_only_answer_keeps_what_there_is(desk: Desk) -> None:
 HEAVY = ("llama_cpp", "numpy", "jinja2", "rich", "prompt_toolkit", "gguf", "huggingface_hub", "minka.runtime")
 
 
-@pytest.mark.parametrize(("command", "own"), [("chat", ["Message", "Output"]), ("complete", ["Prompt", "Output"])])
+@pytest.mark.parametrize(
+    ("command", "own"), [("chat", ["Message", "Output"]), ("complete", ["Prompt", "Taking turns", "Output"])]
+)
 def test_the_help_is_grouped_and_imports_nothing_that_takes_long(command: str, own: list[str]) -> None:
     code = f"import sys; from minka.cli import main; main(['{command}', '--help']); print(*sys.modules, sep=chr(10))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     headings = re.findall(r"^(\w.*):$", done.stdout, re.MULTILINE)
-    assert headings[:4] == ["options", *own, "Model and devices"]
+    assert headings[: len(own) + 3] == ["options", *own, "Model and devices", "Placement of weights"]
     assert headings[-1] == "Log"
     assert "--host" not in done.stdout
     assert set(done.stdout.splitlines()).isdisjoint(HEAVY)

@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from minka.chat.messages import Message
 from minka.terminal import output
 from minka.tools.cvector_run import write
 from minka.types import Timings
 from tests import tiny
-from tests.terminal.desk import Desk, desk, environment, oracle
+from tests.terminal.desk import Desk, desk, environment, oracle, user
 from tests.terminal.keyboard import Terminal
 
 __all__ = ["desk", "oracle"]
@@ -97,11 +98,14 @@ def test_verbose(desk: Desk) -> None:
     ("args", "code", "says"),
     [
         ((), 2, "there is no prompt: give one with -p, -f or -bf, or pipe it in"),
-        (("-cnv", "-p", "x"), 2, "minka chat"),
+        (("-cnv", "-bf", "x"), 2, "-bf is for plain text, and a conversation is asked for; add -no-cnv"),
+        (("-sys", "x", "--prompt-cache", "c"), 2, "--prompt-cache is for plain text"),
+        (("-i", "--prompt-cache", "c", "--prompt-cache-all"), 2, "--prompt-cache-all and -i exclude each other"),
+        (("-p", "x", "-gan", "2"), 2, "-gan is a llama.cpp flag that Minka does not have: give --rope-scaling yarn"),
         (("-bf", "none"), 2, "cannot read the prompt file none"),
         (("-p", "x", "-o", "none/x"), 2, "folder none does not exist"),
         (("-p", "x", "-o", "."), 2, "is a folder"),
-        (("-p", "x", "--chat-template", "x"), 2, "there is no flag --chat-template"),
+        (("-p", "x", "--poll", "101"), 2, "--poll must be between 0 and 100, but got 101"),
         (("-p", "x", "--top-p", "x"), 2, "--top-p must be a number"),
         (("-p", "x", "-m", "none.gguf"), 1, "none.gguf does not exist"),
         (("-p", "long " * 2000), 2, "exceeds the available context size (2048 tokens)"),
@@ -158,6 +162,90 @@ def test_at_a_terminal_the_last_line_is_ended(desk: Desk) -> None:
     with Terminal(*words, env=environment(desk.folder), cwd=desk.folder) as terminal:
         terminal.wait("Once" + desk.complete("Once", 8) + "\n")
         assert terminal.wait_end() == 0
+        assert terminal.echoes
+
+
+# -- turns
+
+
+def test_a_system_message_makes_a_conversation(desk: Desk) -> None:
+    whole = desk.chat(Message("system", "Be kind."), *user("hi"))
+    assert desk.run("complete", "-sys", "Be kind.", "-st", "-p", "hi", "-n", "16").text == whole + "\n"
+    Path("s.txt").write_text("Be kind.\n")
+    held = desk.run("complete", "-sysf", "s.txt", "-n", "16", "--simple-io", stdin=b"hi\n").text
+    assert f"> {whole}\n" in held
+    assert "> hi\n" + desk.chat(*user("hi")) in desk.run("complete", "-cnv", "-p", "hi", "-n", "16").text
+    plain = desk.run("complete", "-sys", "Be kind.", "-no-cnv", "-p", "hi", "-n", "16").text
+    assert plain == "hi" + desk.complete("hi")
+
+
+def test_turns_append_lines_of_the_user_between_prefix_and_suffix(desk: Desk) -> None:
+    words = ("complete", "-i", "-p", "Once", "-n", "8", "--in-prefix", " ", "--in-suffix", "\\nAI:", "-o", "o.txt")
+    first = desk.complete("Once", 8)
+    asked = f"Once{first} me\n"
+    result = desk.run(*words, stdin=b"me\nand you\n")
+    assert result.code == 0
+    assert result.text.startswith(asked + "\nAI:")
+    second = result.text[len(f"{asked}\nAI:") :].partition(" and you\n\nAI:")[0]
+    assert len(second) > 8
+    assert desk.run(*words[:8], stdin=b"").text == f"Once{first} \n", "the end of the lines is the end"
+    assert Path("o.txt").read_bytes().decode() + "\n" == result.text
+
+
+def test_an_empty_line_lets_the_model_go_on(desk: Desk) -> None:
+    text = desk.run("complete", "-i", "-p", "Once", "-n", "4", stdin=b"\n\n").text
+    assert text == "Once" + desk.complete("Once", 12) + "\n"
+
+
+def test_the_user_begins_where_the_prompt_ends_so(desk: Desk) -> None:
+    words = ("complete", "-n", "4", "-r", "User:", "-i", "-p", "Chat.\\nUser:")
+    text = desk.run(*words, stdin=b" hi\n").text
+    assert text.startswith("Chat.\nUser: hi\n")
+    assert len(text) > len("Chat.\nUser: hi\n")
+    assert desk.run("complete", "-n", "4", "-if", "-p", "Once", stdin=b" hi\n").text.startswith("Once hi\n")
+    assert desk.run("complete", "-n", "4", "-i", stdin=b"Once\n").text.startswith("Once\n")
+    assert desk.run(*words, stdin=b"").text == "Chat.\nUser:\n"
+
+
+def test_a_reverse_prompt_stays_in_the_text(desk: Desk) -> None:
+    whole = desk.complete("Once", 40)
+    word = whole[20:24]
+    cut = whole[: whole.index(word) + len(word)]
+    text = desk.run("complete", "-i", "-p", "Once", "-n", "40", "-r", word, stdin=b"").text
+    assert text.startswith("Once" + cut)
+    assert len(text) <= len("Once" + cut) + 12, "no more than the rest of the last token"
+
+
+def test_after_its_end_the_model_hands_over_with_the_reverse_prompt(desk: Desk) -> None:
+    words = ("complete", "-i", "-p", "Once", "-r", "User:", "-l", "2+1000", "--in-prefix-bos")  # the end token, </s>
+    assert desk.run(*words, stdin=b" hi\n").text == "OnceUser: hi\nUser:\n"
+
+
+def test_a_full_context_drops_its_middle(desk: Desk) -> None:
+    words = ("complete", "-i", "-p", "Once", "-c", "256", "-n", "100", "--keep", "4")
+    full = desk.run(*words, stdin=b"a\nb\nc\nd\n")
+    assert (full.code, full.err.splitlines()[-1][:24]) == (2, "minka complete: request ")
+    text = desk.run(*words, "--context-shift", stdin=b"a\nb\nc\nd\n").text
+    assert [line[-1:] for line in text.splitlines()[:4]] == ["a", "b", "c", "d"]
+    assert text.startswith("Once" + desk.complete("Once", 100) + "a\n")
+
+
+def test_turns_with_a_prompt_cache(desk: Desk) -> None:
+    words = ("complete", "-i", "-p", "Once upon a time", "-n", "8")
+    plain = desk.run(*words, "-fa", "on", stdin=b"a\n").text
+    assert desk.run(*words, "--prompt-cache", "cache", stdin=b"a\n").text == plain
+    assert Path("cache").exists()
+    assert desk.run(*words, "--prompt-cache", "cache", stdin=b"a\n").text == plain
+
+
+def test_ctrl_c_hands_over_and_then_leaves(desk: Desk) -> None:
+    words = ("minka", "complete", "-m", desk.endless, "--temp", "0", "-i", "-p", "Once", "--in-prefix", ">>")
+    with Terminal(*words, env=environment(desk.folder), cwd=desk.folder) as terminal:
+        terminal.wait("Once" + desk.complete("Once"))
+        terminal.type("\x03")
+        terminal.wait(">>")
+        terminal.type("\x03")
+        assert terminal.wait_end() == 130
         assert terminal.echoes
 
 
@@ -240,6 +328,19 @@ def test_flags_of_llama_completion_that_change_nothing(desk: Desk) -> None:
         "3",
         "-ptc",
         "0",
+        "-np",
+        "2",
+        "-gan",
+        "1",
+        "-gaw",
+        "512",
+        "--chat-template",
+        "llama2",
+        "--jinja",
+        "-ot",
+        "ffn=CPU",
+        "--fit",
+        "on",
     )
     assert desk.run("complete", "-p", "Once", "-n", "4", *flags).text == "Once" + desk.complete("Once", 4)
 
@@ -247,7 +348,6 @@ def test_flags_of_llama_completion_that_change_nothing(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (("-i", "-p", "x"), "-i is a conversation, which is another command: minka chat"),
         (("-p", "x", "--prompt-cache-all"), "need a file: --prompt-cache FILE"),
         (("-p", "x", "--prompt-cache", "none/x"), "the folder of the prompt cache none/x does not exist"),
         (("-p", "x", "--prompt-cache", "x", "--lora", "y"), "--prompt-cache and --lora exclude each other"),

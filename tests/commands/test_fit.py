@@ -1,17 +1,22 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
 
-from minka.params import ContextParams, ModelParams
+from minka.commands.arguments import resolve
+from minka.native.placement import EXPERTS, block_overrides, placement
+from minka.params import ContextParams, HardwareParams, ModelParams
 from minka.tools import fit
 from minka.tools.fit_plan import FitPlan, Trial
 from minka.tools.fit_run import flags
+from tests.commands.llama_flags import parser_of
 from tests.tiny_fixtures import TinyModels
 from tests.tools.running import Minka, minka
+from tests.tools.tiny_moe import write_moe
 
 __all__ = ["minka"]
 
@@ -87,6 +92,39 @@ def test_flags_of_devices(model: Path) -> None:
     assert flags(one, ModelParams()) == "-c 4096 -ngl 7"
     experts = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps=CPU"
     assert flags(two, ModelParams()) == rf'-c 4096 -ngl 7 -ts 3,4 -ot "blk\.0{experts},blk\.1{experts}"'
+
+
+@pytest.mark.parametrize(
+    ("trial", "layers", "split", "n_host"),
+    [
+        (Trial(4096), -1, (), 0),
+        (Trial(4096, (7,)), 7, (), 0),
+        (Trial(256, (3, 4), 2), 7, (3.0, 4.0), 2),
+        (Trial(512, (40,), 61), 40, (), 61),
+    ],
+)
+def test_every_command_that_runs_a_model_takes_the_flags(
+    model: Path, trial: Trial, layers: int, split: tuple[float, ...], n_host: int
+) -> None:
+    measured = fit(ModelParams(model=str(model), n_gpu_layers=0), ContextParams(threads=1)).measured
+    words = shlex.split(flags(FitPlan(trial, measured, fits=True), ModelParams()))
+    for command in ("serve", "chat", "complete", "perplexity", "imatrix", "batched-bench", "cvector generate", "fit"):
+        parsed = parser_of(command).parse_args(words)
+        assert placement(resolve(parsed, HardwareParams, {})).overrides == block_overrides(n_host, EXPERTS)
+        assert resolve(parsed, ModelParams, {}) == ModelParams(n_gpu_layers=layers, tensor_split=split)
+        # Others read the size of the context as that of a window.
+        assert command in ("perplexity", "imatrix") or resolve(parsed, ContextParams, {}).n_ctx == trial.n_ctx
+
+
+def test_a_placement_counts_and_is_printed_with_the_rest(minka: Minka, tmp_path: Path) -> None:
+    moe = write_moe(tmp_path / "moe.gguf")
+    outcome = minka("fit", "-m", moe, *ON_CPU, "-ot", "attn_q=CPU", "-ncmoe", "1", "--temp", "0")
+    experts = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps=CPU"
+    assert outcome.out == rf'-c 2048 -ngl 0 -ot "attn_q=CPU,blk\.0{experts}"' + "\n"
+    parsed = parser_of("serve").parse_args(shlex.split(outcome.out))
+    overrides = placement(resolve(parsed, HardwareParams, {})).overrides
+    assert overrides == (("attn_q", "CPU"), *block_overrides(1, EXPERTS))
+    assert "there is no buffer type 'GPU9'" in minka("fit", "-m", moe, "-ot", "a=GPU9").err
 
 
 @pytest.mark.parametrize(

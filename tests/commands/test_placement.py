@@ -4,19 +4,19 @@ from argparse import Namespace
 
 import pytest
 
-from minka.commands.arguments import Parser
-from minka.commands.placement import add_placement, device_list, hardware, ignore_sampling, parse_metadata
+from minka.commands.arguments import Parser, add_parameters
+from minka.commands.placement import LORA, device_list, hardware
 from minka.errors import UsageError
 from minka.native.devices import Device, DeviceType
-from minka.native.placement import DENSE_FFN, EXPERTS, KvOverride
+from minka.native.placement import DENSE_FFN, EXPERTS, KvOverride, parse_metadata
 from minka.native.threadpool import Pinning
+from minka.params import HardwareParams, LoraParams
 from minka.tools.scoring_context import Hardware
 
 
 def parse(*words: str) -> Namespace:
     parser = Parser(prog="minka tool")
-    add_placement(parser)
-    ignore_sampling(parser)
+    add_parameters(parser, HardwareParams, LoraParams, omit=LORA)
     return parser.parse_args(list(words))
 
 
@@ -54,19 +54,28 @@ def test_threads_are_pinned() -> None:
     assert found.batch_pinning == Pinning()
 
 
+def test_threads_of_prompts_are_the_same_unless_something_is_said_of_them() -> None:
+    assert placed("-C", "1").batch_pinning is None
+    assert placed("--prio", "0", "--poll", "50").pinning is None
+    found = placed("-Crb", "0-1", "--cpu-strict-batch", "1", "--poll-batch", "100")
+    assert (found.pinning, found.batch_pinning) == (None, Pinning(frozenset({0, 1}), strict=True, poll=100))
+
+
 def test_adapters_may_have_a_scale() -> None:
     found = placed("--lora", 'a.gguf,"b,c.gguf"', "--lora-scaled", "d.gguf:0.5,C:/e.gguf:-1", "--lora", "f.gguf")
     names = [(str(adapter.path), adapter.scale) for adapter in found.adapters]
-    assert names == [("a.gguf", 1), ("b,c.gguf", 1), ("f.gguf", 1), ("d.gguf", 0.5), ("C:/e.gguf", -1)]
+    assert names == [("a.gguf", 1), ("b,c.gguf", 1), ("d.gguf", 0.5), ("C:/e.gguf", -1), ("f.gguf", 1)]
 
 
 def test_metadata_has_four_types() -> None:
-    assert parse_metadata("a=int:-4,b=float:.5,c=bool:true,d=str:x=y:z") == [
+    found = placed("--override-kv", "a=int:-4,b=float:.5", "--override-kv", '"c=str:x=y,z",d=bool:true').placement
+    assert found is not None
+    assert found.metadata == (
         KvOverride("a", -4),
         KvOverride("b", 0.5),
-        KvOverride("c", value=True),
-        KvOverride("d", "x=y:z"),
-    ]
+        KvOverride("c", "x=y,z"),
+        KvOverride("d", value=True),
+    )
 
 
 @pytest.mark.parametrize("text", ["", "a", "a=4", "a=int:x", "a=bool:yes", "a=list:1", "=int:1", "a=str:" + 128 * "x"])
@@ -81,23 +90,25 @@ def test_other_metadata_is_refused(text: str) -> None:
         (("-dev", "CUDA9"), "no device"),
         (("-ot", "a"), "puts no tensor anywhere"),
         (("-ot", "a=CUDA9"), "no buffer type"),
-        (("-ncmoe", "x"), "--n-cpu-moe must be 0 or more"),
-        (("-lzm", "maybe"), "--lazy-mode must be one of on, auto, off"),
-        (("--numa", "maybe"), "--numa must be one of"),
+        (("-ncmoe", "x"), "-ncmoe must be an integer, but got 'x'"),
+        (("-ncmoe", "-1"), "-ncmoe must be between 0 and 4096"),
+        (("-lzm", "maybe"), "-lzm must be one of on, auto, off"),
+        (("--numa", "maybe"), "--numa must be one of distribute, isolate, numactl"),
         (("--poll", "101"), "--poll must be between 0 and 100"),
+        (("--poll-batch", "-1"), "--poll-batch must be between 0 and 100"),
+        (("--cpu-strict", "2"), "--cpu-strict must be between 0 and 1"),
+        (("--prio", "4"), "--prio must be between -1 and 3"),
         (("-C", "zz"), "no CPU mask"),
+        (("-Cr", "3"), "no range of processors"),
+        (("-Cb", "x"), "no CPU mask"),
+        (("--override-kv", "a=4"), "KEY=TYPE:VALUE"),
         (("--lora-scaled", "a.gguf"), "must be FILE:SCALE"),
-        (("--lora-scaled", "a.gguf:x"), "must be FILE:SCALE"),
+        (("--lora-scaled", "a.gguf:x"), "must be a number, but got 'x'"),
     ],
 )
 def test_bad_values_are_one_sentence(words: tuple[str, ...], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         placed(*words)
-
-
-def test_sampling_flags_mean_nothing() -> None:
-    args = parse("--temp", "0.5", "--ignore-eos", "--sampler-seq", "kt", "-l", "3-1")
-    assert not [name for name in vars(args) if "temp" in name or "eos" in name]
 
 
 def test_the_list_of_devices_leaves_the_cpu_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -529,6 +529,23 @@ def test_a_disk_that_takes_nothing_is_said_once_and_believed(
     assert recall(one.store, TEXTS[0]) == tuple(TEXTS[0]), "it goes on when the disk does"
 
 
+def test_a_block_that_there_is_no_memory_to_write_is_lost_and_the_next_one_is_written(
+    tiers: Callable[..., Tiers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_block: FakeBlock) -> bytes:
+        raise MemoryError
+
+    one = tiers(ram=PLENTY)
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeBlock, "to_bytes", refuse)
+        keep(one.store, TEXTS[0])
+        one.flush()
+    assert list(one.directory.iterdir()) == []
+    keep(one.store, TEXTS[1])
+    one.flush()
+    assert one.files()
+
+
 def test_a_full_disk_leaves_no_halves(
     tiers: Callable[..., Tiers], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from minka.engine.engine import Engine
 from minka.engine.memory import MemoryConfig
 from minka.engine.picking import MAX_FORCED
-from minka.errors import NativeError, NotSupportedError, RequestError
+from minka.errors import NativeError, NotSupportedError, RequestError, UnavailableError
 from minka.params import SamplingParams
 from minka.types import Constraint, FinishReason, Job, Thinking, Token, TokenLogprobs
 from tests.engine.rig import GREEDY, Recorder, Rig, job
@@ -69,6 +69,37 @@ def test_a_long_forced_text_is_appended_in_portions(guided: Rigs) -> None:
     assert r.inbox.text("a") == "x" * 50
     sizes = [len(chunk.tokens) for batch in r.backend.decodes for chunk in batch]
     assert sizes == [6, 1 + MAX_FORCED, 1 + MAX_FORCED]
+
+
+@pytest.mark.parametrize("n_predict", [2, 5, 8])
+def test_a_text_that_closes_at_the_limit_tells_of_the_limit(guided: Rigs, n_predict: int) -> None:
+    """Its end was not the model's choice, and whoever reads it must be able to see that."""
+    r = guided()
+    r.run(bound("a", n_predict=n_predict, close_at_limit=True))
+    text = r.inbox.text("a")
+    assert (len(text), text[-1]) == (n_predict, "}")
+    assert r.inbox.finished("a").reason is FinishReason.LIMIT
+    r.expect_all_idle()
+
+
+def test_a_text_that_ends_before_the_limit_ends_as_ever(guided: Rigs) -> None:
+    r = guided()
+    r.run(bound("a", n_predict=len(PATTERN), close_at_limit=True))
+    assert matches(r.inbox.text("a"))
+    assert r.inbox.finished("a").reason is FinishReason.EOS
+
+
+@pytest.mark.parametrize(
+    ("n_predict", "shifts", "room"), [(5, False, 5), (90, False, 57), (-1, False, 57), (-1, True, -1)]
+)
+def test_the_room_for_a_text_is_what_the_limit_and_the_context_leave(
+    rig: Rigs, n_predict: int, shifts: bool, room: int
+) -> None:
+    constraints = FakeConstraints()
+    r = rig(constraints=constraints, n_ctx=64, n_seq_max=1, shifts=shifts)
+    r.run(bound("a", "say it:", n_predict=n_predict, close_at_limit=True))
+    r.run(bound("b", "say it:", n_predict=n_predict))
+    assert [matcher.room for matcher in constraints.matchers] == [room, -1]
 
 
 @pytest.mark.parametrize("n_predict", [1, 2, 5, 8])
@@ -240,4 +271,5 @@ def test_the_engine_ends_reasoning() -> None:
         assert matches(text.partition("</t>")[2])
     finally:
         engine.close()
-    assert not engine.end_thinking("a").result(10)
+    with pytest.raises(UnavailableError):
+        engine.end_thinking("a").result(10)

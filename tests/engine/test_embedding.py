@@ -6,6 +6,8 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -25,7 +27,7 @@ from minka.types import Counters, EmbedJob, Priority, Token, Vectors
 from tests.engine.rig import job as generation
 from tests.engine.test_engine import Ends
 from tests.fake_embedder import FakeEmbedder, vector_of
-from tests.fakes import WAIT, FakeBackend, FakeClock
+from tests.fakes import WAIT, Cost, FakeBackend, FakeClock
 
 Backends = Callable[..., FakeBackend]
 
@@ -247,6 +249,38 @@ def test_a_stream_runs_on_beside_embeddings(fake_backend: Backends) -> None:
     assert sum(isinstance(event, Token) for event in inbox.events["stream"]) == 12
     engine.close()
     assert embedder.closed
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_no_pause_of_a_stream_is_longer_beside_prompts_and_embeddings_together(
+    fake_backend: Backends, lora: bool
+) -> None:
+    """A prompt that comes while texts are embedded finds that a part of the pause is gone already."""
+    backend = fake_backend(cost=Cost(0.004, 0.001, 0.001), n_ctx=8192, n_batch=512)
+    clock = backend.clock
+    embedder = FakeEmbedder(splits=True, n_batch=512, n_cells=8192, n_input_max=8192, cost=1e-3, clock=clock)
+    engine = Engine(backend, EngineConfig(max_gap_ms=200), embedder=embedder, clock=clock)
+    inbox = Ends()
+    inbox._clock = clock
+    engine.load_adapter(Path("0.gguf"), 1.0).result(WAIT)
+    engine.submit(generation("the first is measured", [99] * 500, 5), inbox)
+    inbox.wait()
+    backend.gate.close()
+    engine.submit(generation("stream", "abc", 150), inbox)
+    backend.gate.wait_held()
+    replies = [engine.embed(EmbedJob(((5,) * 3000,))) for _ in range(2)]
+    backend.gate.let(20)
+    backend.gate.wait_held()
+    for n in range(3):
+        sets = ((0, 1.0),) if lora and n else ()
+        engine.submit(generation(f"{n}", [n + 1] * 1500, 30, lora=sets), inbox)
+    backend.gate.open()
+    inbox.wait(4)
+    assert all(reply.result(WAIT) for reply in replies)
+    engine.close()
+    gaps = [after - before for before, after in pairwise(inbox.times["stream"])]
+    assert max(gaps[10:]) <= 0.2 + 0.01
+    assert max(gaps[10:]) > 0.15, "the pause is used"
 
 
 # -- ends --------------------------------------------------------------------------------------------------------------

@@ -253,7 +253,8 @@ def test_a_closed_engine_takes_no_jobs(engine: Engines) -> None:
         e.submit(job("a", "ask"), Ends())
     with pytest.raises(UnavailableError):
         next(e.stream(job("a", "ask")))
-    assert e.view().cancelled()
+    with pytest.raises(UnavailableError):
+        look(e)
     e.cancel("a")
 
 
@@ -346,12 +347,26 @@ def test_a_backend_that_cannot_even_be_emptied_stops_the_engine_and_nobody_waits
     monkeypatch.setattr(backend, "cut", refuse)
     backend.gate.open()
     assert {type(end) for end in inbox.wait(3)} == {Failed}
-    assert view.cancelled()
+    with pytest.raises(UnavailableError):
+        view.result(WAIT)
     with pytest.raises(UnavailableError):
         e.submit(job("late", "ask", 3), inbox)
     assert "the engine stops" in caplog.text
     e.close()
     assert backend.closed
+
+
+def test_a_fork_of_the_process_is_told_that_it_has_no_engine(engine: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+    e, backend = engine()
+    with monkeypatch.context() as patch:
+        patch.setattr("os.getpid", lambda: -1)
+        with pytest.raises(UnavailableError, match="forked"):
+            e.submit(job("a", "ask", 3), Ends())
+        with pytest.raises(UnavailableError, match="forked"):
+            e.view().result(WAIT)
+        e.close()
+        assert not backend.closed
+    assert isinstance(list(e.stream(job("a", "ask", 3)))[-1], Finished)
 
 
 def test_a_thread_that_reads_events_later_finds_them_all(engine: Engines) -> None:

@@ -55,6 +55,9 @@ def test_time_that_runs_out_while_a_run_has_no_room_ends_it_with_the_text_it_gav
         r.submit(*(job(str(i), [97 + i] * 20, 60, timeout_ms=-1 if i < 2 else 20_000) for i in range(3)))
         r.step_until(lambda: r.loop.counters.preempted == 1)
         assert r.clock() < 100 + 20
+        r.step_until(lambda: r.inbox.has_ended("2"))
+        assert r.clock() <= 100 + 22, "it waited for nothing more"
+        assert not r.inbox.has_ended("0")
         r.run()
         end = r.inbox.finished("2")
         assert end.timings.deadline

@@ -53,6 +53,15 @@ def test_a_new_tenant_begins_at_the_present_turn() -> None:
     assert ids(queue) == ["b0", "a3", "b1", "a4", "b2", "a5"]
 
 
+def test_tenants_are_not_remembered_for_ever_while_somebody_always_waits() -> None:
+    queue = Queue()
+    queue.put(run("waits", Priority.LOW))
+    for index in range(5000):
+        queue.put(new := run(f"{index}", tenant=f"tenant {index}"))
+        queue.take(new)
+    assert len(queue._turns) < 200
+
+
 def test_waiting_raises_the_priority() -> None:
     queue = Queue()
     queue.put(run("low", Priority.LOW, at=0.0))

@@ -65,7 +65,7 @@ def test_sets_take_turns_and_none_starves() -> None:
 
 
 def test_streams_of_one_set_do_not_wait_long_for_the_prompt_of_another() -> None:
-    """The gap is at most a turn of the others, whose prompts are computed in pieces meanwhile."""
+    """A whole turn of the others fits into the longest pause: their prompts are computed in pieces that small."""
     backend = adapted(n_ctx=8192, cost=Cost(step=0.01, prefill=0.001))
     with Rig(backend, max_gap=0.2) as rig:
         rig.submit(job("stream", "hello", 400))
@@ -73,7 +73,7 @@ def test_streams_of_one_set_do_not_wait_long_for_the_prompt_of_another() -> None
         rig.submit(job("long", "x" * 3000, 4, lora=A))
         rig.step_until(lambda: bool(rig.inbox.tokens("long")))
         times = rig.inbox.times["stream"]
-        assert max(b - a for a, b in pairwise(times)) < TURN * 0.2
+        assert max(b - a for a, b in pairwise(times)) <= 0.2 + 0.01
         rig.step_until(lambda: not rig.loop.busy)
         rig.expect_solo()
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType, GGUFEndian, GGUFValueType, GGUFWriter
 from gguf.quants import quantize
 
-TOKENS = ["<unk>", "<s>", "</s>", "a", "b", "a", "é", "long token with spaces"]
+TOKENS = ["<unk>", "<s>", "</s>", "a", "b", "c", "é", "long token with spaces"]
 QUANTS = (
     GGMLQuantizationType.Q8_0,
     GGMLQuantizationType.Q4_0,

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import os
+import signal
+import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from minka.errors import MinkaError, UsageError
-from minka.ggufs.atomic import Staging, replacing
+from minka.ggufs.atomic import Staging, destination, replacing
 
 
 def test_the_file_appears_when_the_block_is_left(tmp_path: Path) -> None:
@@ -108,3 +113,71 @@ def test_the_files_of_one_job_appear_together_or_not_at_all(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
     write(fail=False)
     assert (first.read_bytes(), second.read_bytes()) == (b"1", b"2")
+
+
+def test_a_symbolic_link_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real/out")  # to a file that is not there yet
+    for words in (b"new", b"newer"):
+        with replacing(tmp_path / "link", force=words == b"newer") as out:
+            out.write(words)
+        assert (tmp_path / "link").is_symlink()
+        assert (tmp_path / "real" / "out").read_bytes() == words
+
+
+def test_what_is_no_file_keeps_its_place(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "null").symlink_to("/dev/null")
+    for name in ("pipe", "null"):
+        with pytest.raises(UsageError, match="is a device or a pipe"), replacing(tmp_path / name, force=True):
+            pytest.fail("must not be entered")
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+
+
+def test_a_read_only_file_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "out"
+    path.write_bytes(b"old")
+    monkeypatch.setattr(os, "access", lambda place, mode: place != path)  # root may write to any file
+    with pytest.raises(UsageError, match="out is read-only"), replacing(path, force=True):
+        pytest.fail("must not be entered")
+
+
+def test_names_as_long_as_the_system_allows_and_longer(tmp_path: Path) -> None:
+    with replacing(tmp_path / ("é" * 127)) as out:
+        out.write(b"")
+    with pytest.raises(MinkaError, match="File name too long"), replacing(tmp_path / ("n" * 300), force=True):
+        pytest.fail("must not be entered")
+
+
+def test_no_output_is_an_input_whatever_leads_to_it(tmp_path: Path) -> None:
+    (tmp_path / "in").write_bytes(b"")
+    (tmp_path / "hard").hardlink_to(tmp_path / "in")
+    (tmp_path / "soft").symlink_to("in")
+    for name in ("in", "hard", "soft"):
+        with pytest.raises(UsageError, match=f"{name} is the input"):
+            destination(tmp_path / name, [tmp_path / "nothing", tmp_path / "in"])
+    assert destination(tmp_path / "out", [tmp_path / "in"]) == tmp_path / "out"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_leaves_no_part_behind(tmp_path: Path, number: signal.Signals) -> None:
+    words = (
+        "import sys; from pathlib import Path; from minka.ggufs.atomic import replacing\n"
+        "with replacing(Path(sys.argv[1])) as out:\n"
+        "    print('open', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", words, str(tmp_path / "out")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"open\n"
+        assert len(list(tmp_path.iterdir())) == 1
+        child.send_signal(number)
+        code = child.wait()
+    assert list(tmp_path.iterdir()) == []
+    assert code in (128 + number, -number)
+
+
+def test_signals_are_as_before_afterwards(tmp_path: Path) -> None:
+    with replacing(tmp_path / "out"):
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -64,7 +64,7 @@ def test_values_are_shown_on_one_short_line(model: Path) -> None:
         shown = {field.key: shown_value(source, field) for field in source.fields}
     assert shown["x.f32"] == "0.1"
     assert shown["x.longs"] == "[1, 1099511627776] (2)"
-    assert shown["tokenizer.ggml.tokens"] == "['<unk>', '<s>', '</s>', 'a', 'b', 'a', ...] (8)"
+    assert shown["tokenizer.ggml.tokens"] == "['<unk>', '<s>', '</s>', 'a', 'b', 'c', ...] (8)"
     assert shorten("a\nb\\" + "c" * 99, 10) == "a\\nb\\\\c..."
 
 

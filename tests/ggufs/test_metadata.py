@@ -211,3 +211,10 @@ def test_an_edited_key_that_is_there_twice_is_written_once(tmp_path: Path) -> No
         rewrite(source, tmp_path / "o.gguf", {"k": NewValue(ValueType.UINT32, 3)})
     assert GGUFReader(tmp_path / "o.gguf").fields["k"].contents() == 3
     assert struct.unpack_from("<Q", (tmp_path / "o.gguf").read_bytes(), 16) == (1,)
+
+
+@pytest.mark.parametrize("setting", ["x.y=str:\udcff", "x.\udcff=u32:1", 'x.y=[str]:["\\ud800"]'])
+def test_text_without_a_form_in_utf8_is_refused(model: Path, tmp_path: Path, setting: str) -> None:
+    with pytest.raises(UsageError, match="is no text"):
+        _rewritten(model, tmp_path / "copy.gguf", setting)
+    assert not (tmp_path / "copy.gguf").exists()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import struct
 from pathlib import Path
 
@@ -11,9 +12,9 @@ from hypothesis import strategies as st
 
 from minka.errors import ModelError
 from minka.ggufs.check import check
-from minka.ggufs.dump import to_json
+from minka.ggufs.dump import metadata_rows, to_json
 from minka.ggufs.read import open_gguf
-from tests.ggufs.files import Raw, string, u32, write_model, write_raw
+from tests.ggufs.files import Raw, string, text, u32, write_model, write_raw
 
 
 @pytest.mark.parametrize("options", [{}, {"alignment": 128}, {"big": True}])
@@ -68,9 +69,12 @@ def test_typed_getters_only_give_their_type(model: Path) -> None:
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**60), "metadata entries"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + string(b"k") + struct.pack("<I", 99), "value type 99"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + string(b"k") + struct.pack("<IIQ", 9, 9, 0), "array of arrays"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + string(b"k") + struct.pack("<IIQ", 9, 4, 2**61), "truncated"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + string(b"k") + struct.pack("<IIQ", 9, 8, 2**61), "strings"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 2**63) + b"k" * 20, "truncated"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + string(b"k") + struct.pack("<IIQ", 9, 4, 2**61), "values, at most"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + string(b"k") + struct.pack("<IIQ", 9, 4, 20), "truncated"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + string(b"k") + struct.pack("<IIQ", 9, 8, 2**61), "values, at most"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + string(b"k") + struct.pack("<IIQ", 9, 8, 20), "announces 20 strings"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 2**63) + b"k" * 20, "bytes of a name"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 99) + b"k" * 20, "truncated"),
     ],
 )
 def test_a_bad_header_is_one_clear_error(tmp_path: Path, content: bytes, message: str) -> None:
@@ -80,6 +84,51 @@ def test_a_bad_header_is_one_clear_error(tmp_path: Path, content: bytes, message
         open_gguf(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def _sparse(path: Path, head: bytes, n_tensors: int = 0, n_fields: int = 0) -> Path:
+    """A header of zeros: 20 GiB, and hardly a byte on the disk."""
+    with path.open("wb") as out:
+        out.write(b"GGUF" + struct.pack("<IQQ", 3, n_tensors, n_fields) + head)
+        out.truncate(20 << 30)
+    return path
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("head", "n_tensors", "n_fields", "message"),
+    [
+        (b"", 2**29, 0, "tensors"),
+        (b"", 0, 2**29, "metadata entries"),
+        (struct.pack("<Q", 2**34), 0, 1, "bytes of a name"),
+        (string(b"k") + struct.pack("<IQ", 8, 2**34), 0, 1, "bytes of a string"),
+        (string(b"k") + struct.pack("<IIQ", 9, 8, 2**31), 0, 1, "values"),
+        (string(b"k") + struct.pack("<IIQ", 9, 0, 2**34), 0, 1, "values"),
+        (string(b"t") + struct.pack("<I", 2**30), 1, 0, "dimensions of t"),
+    ],
+)
+def test_a_header_cannot_be_a_memory_bomb(
+    tmp_path: Path, head: bytes, n_tensors: int, n_fields: int, message: str
+) -> None:
+    with pytest.raises(ModelError, match=f"announces [0-9]+ {message}, at most [0-9]+ are read"):
+        open_gguf(_sparse(tmp_path / "bomb.gguf", head, n_tensors, n_fields))
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.gguf")
+    with pytest.raises(ModelError, match=r"cannot read .*pipe\.gguf: it is a pipe"):
+        open_gguf(tmp_path / "pipe.gguf")
+
+
+def test_names_cannot_move_the_cursor(tmp_path: Path) -> None:
+    fields = [text("a\x1b[2Jb\n", "\x1b]0;title\x07")]
+    path = write_raw(tmp_path / "m.gguf", [Raw("t\x9b5m\u202e", (1,), 0, bytes(4))], fields)
+    with open_gguf(path) as source:
+        assert source.fields[0].key == r"a\x1b[2Jb\n"
+        assert source.tensors[0].name == r"t\x9b5m\u202e"
+        assert source.value(source.fields[0]) == "\x1b]0;title\x07"
+        assert metadata_rows(source) == [(r"a\x1b[2Jb\n", "string", r"\x1b]0;title\x07")]
 
 
 def test_a_missing_file_and_a_folder_are_model_errors(tmp_path: Path) -> None:

@@ -106,6 +106,12 @@ def test_layers_come_by_number_between_embedding_and_output(tmp_path: Path) -> N
     assert layers == ["token_embd", "blk.0", "blk.2", "blk.10", "output"]
 
 
+def test_names_that_are_nearly_those_of_layers(tmp_path: Path) -> None:
+    names = ("blk.²", "blk.²x.a", "blk." + "9" * 5000 + ".a", "blk.3.a")
+    page, _ = _page(write_raw(tmp_path / "m.gguf", [Raw(name, (1,), 0, b"\0" * 4) for name in names]))
+    assert re.findall(r'scope="row">([^<]+)<', page)[:2] == ["blk", "blk.3"]
+
+
 def test_more_types_than_colours_and_none_at_all(tmp_path: Path) -> None:
     tensors = [Raw(f"t{n}", (256,), n, b"\0" * 2048) for n in (0, 1, 24, 25, 26, 27, 28, 30, 77, 78)]
     page, parsed = _page(write_raw(tmp_path / "m.gguf", tensors, [u32("x", 1)]))

@@ -169,6 +169,14 @@ def test_a_shard_with_other_tensors_is_refused(model: Path, tmp_path: Path) -> N
         merge(paths[0], tmp_path / "o.gguf")
 
 
+def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
+    model = write_raw(tmp_path / "m.gguf", [Raw(name, (8,), 0, bytes(32)) for name in "abcd"])
+    paths = _split(model, tmp_path / "s", SplitRule(max_tensors=2))
+    paths[1].write_bytes(paths[1].read_bytes().replace(b"d\x01\0\0\0", b"a\x01\0\0\0"))
+    with pytest.raises(ModelError, match="hold tensor a 2 times"):
+        merge(paths[0], tmp_path / "o.gguf")
+
+
 def test_a_file_that_is_not_split_is_not_merged(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="is not a shard"):
         merge(model, tmp_path / "o.gguf")

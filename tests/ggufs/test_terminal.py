@@ -2,12 +2,16 @@ from __future__ import annotations
 
 import io
 import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from minka.errors import UsageError
+from minka.ggufs.read import open_gguf
+from minka.ggufs.tables import print_dump
 from minka.ggufs.terminal import LINE_SECONDS, PlainProgress, confirm, draw, show_progress
+from tests.ggufs.files import Raw, write_raw
 
 
 class _Terminal(io.StringIO):
@@ -66,3 +70,12 @@ def test_nobody_to_ask_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("YES\n"))
     with pytest.raises(UsageError, match="it may break; give --force"):
         confirm("it may break")
+
+
+@pytest.mark.timeout(30)
+def test_a_long_table_is_printed_at_once(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "m.gguf", [Raw(f"t{i}", (1,), 0, b"") for i in range(6000)])
+    console = Console(file=io.StringIO(), width=1000)
+    with open_gguf(path) as source, console.capture() as captured:
+        print_dump(console, source)
+    assert "5999  t5999  1  F32  4 B" in captured.get()

@@ -7,7 +7,7 @@ import pytest
 from gguf import GGUFReader
 
 from minka.errors import ModelError, UsageError
-from minka.ggufs.metadata import rewrite
+from minka.ggufs.metadata import parse_setting, rewrite
 from minka.ggufs.read import open_gguf
 from minka.ggufs.vocab import (
     Template,
@@ -39,7 +39,6 @@ def test_a_special_token_by_text_or_id(model: Path) -> None:
     ("name", "token", "message"),
     [
         ("bos", "nope", "has no token 'nope'"),
-        ("bos", "a", "has the ids 3, 5"),
         ("bos", 8, "not within the 8 tokens"),
         ("bos", -1, "not within"),
         ("best", "b", "unknown special token 'best'"),
@@ -48,6 +47,13 @@ def test_a_special_token_by_text_or_id(model: Path) -> None:
 def test_special_tokens_that_cannot_be(model: Path, name: str, token: str | int, message: str) -> None:
     with open_gguf(model) as source, pytest.raises(UsageError, match=message):
         special_token(source, name, token)
+
+
+def test_a_token_that_is_there_twice_is_named_by_its_id(model: Path, tmp_path: Path) -> None:
+    with open_gguf(model) as source:
+        rewrite(source, tmp_path / "twice.gguf", dict([parse_setting('tokenizer.ggml.tokens=[str]:["a","b","a"]')]))
+    with open_gguf(tmp_path / "twice.gguf") as source, pytest.raises(UsageError, match="has the ids 0, 2"):
+        special_token(source, "bos", "a")
 
 
 def test_a_file_without_a_vocabulary(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def written(matcher: Matcher, dice: random.Random, limit: int = 400) -> bytes | 
             return bytes(text)
         choices = allowed(matcher)
         assert choices, f"nothing may come behind {bytes(text)!r}"
-        if EOS in choices and (dice.random() < 0.4 or n > limit // 2):
+        if EOS in choices and (len(choices) == 1 or dice.random() < 0.4 or n > limit // 2):
             return bytes(text)
         choices = [token for token in choices if token < 256] or choices
         closing = [token for token in choices if token in b'"}],0:{[ ']

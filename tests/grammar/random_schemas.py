@@ -24,7 +24,7 @@ def random_schema(dice: random.Random) -> Schema:
 def _any(dice: random.Random, depth: int) -> Schema:
     makers = [_string, _number, _plain, _values, _loose]
     if depth < 4:
-        makers += [_object, _array, _object, _array, _combined, _combined, _reference]
+        makers += [_object, _array, _object, _array, _combined, _combined, _reference, _conditional]
     return dice.choice(makers)(dice, depth)
 
 
@@ -101,9 +101,79 @@ def _reference(dice: random.Random, depth: int) -> Schema:
     return {"$ref": "#/$defs/" + dice.choice("xyz"), **({"minLength": 1} if dice.random() < 0.2 else {})}
 
 
+def _conditional(dice: random.Random, depth: int) -> Schema:
+    """A schema with a keyword that depends on something else."""
+
+    def inner() -> Schema:
+        return _any(dice, depth + 2)
+
+    name, other = dice.sample(_NAMES, 2)
+    pairs: list[tuple[Schema, Schema]] = [
+        (_object(dice, depth + 1), {"if": _test(dice, depth), "then": _test(dice, depth), "else": inner()}),
+        (_object(dice, depth + 1), {"if": _test(dice, depth), "then": {"required": [other]}}),
+        (_object(dice, depth + 1), {"dependentRequired": {name: [other]}}),
+        (_object(dice, depth + 1), {"dependentSchemas": {name: _test(dice, depth)}}),
+        (_object(dice, depth + 1), {"not": _test(dice, depth)}),
+        (_object(dice, depth + 1), {"anyOf": [_test(dice, depth), _test(dice, depth)]}),
+        (_object(dice, depth + 1), {"oneOf": [_test(dice, depth), _test(dice, depth)]}),
+        (
+            _object(dice, depth + 1),
+            {"unevaluatedProperties": False, "allOf": [_test(dice, depth), _object(dice, 3)]},
+        ),
+        (_array(dice, depth + 1), {"contains": inner()}),
+        (_array(dice, depth + 1), {"contains": _number(dice, depth), "maxContains": dice.randint(0, 2)}),
+        ({"type": "array", "items": {"enum": dice.sample(_VALUES, 3)}}, {"uniqueItems": True}),
+        (_string(dice, depth), {"not": _values(dice, depth)}),
+        (_number(dice, depth), {"not": _values(dice, depth)}),
+        ({}, {"not": inner()}),
+        ({}, {"if": inner(), "then": inner(), "else": inner()}),
+    ]
+    schema, extra = dice.choice(pairs)
+    return {**schema, **extra}
+
+
+def _test(dice: random.Random, depth: int) -> Schema:
+    """What a condition usually looks at: a property, and what it is."""
+    name, other = dice.sample(_NAMES, 2)
+    return dice.choice(
+        [
+            {"properties": {name: _values(dice, depth)}},
+            {"properties": {name: _values(dice, depth)}, "required": [name]},
+            {"required": [name]},
+            {"required": [name, other]},
+            {"properties": {name: _any(dice, depth + 2), other: _plain(dice, depth)}},
+            {"not": {"required": [name]}},
+            {"$ref": "#/$defs/x"},
+        ]
+    )
+
+
 def _combined(dice: random.Random, depth: int) -> Schema:
     key = dice.choice(["anyOf", "allOf", "oneOf"])
     schema: Schema = {key: [_any(dice, depth + 1) for _ in range(dice.randint(1, 3))]}
     if dice.random() < 0.3:
         schema["type"] = dice.choice(["object", "string", "integer"])
     return schema
+
+
+def explicit(schema: Any) -> Any:
+    """The schema with everything said that would be narrowed otherwise: types, further properties, their order."""
+    if isinstance(schema, list):
+        return [explicit(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    told: Schema = {}
+    for key, value in schema.items():
+        if key in ("properties", "$defs", "dependentSchemas", "patternProperties"):
+            told[key] = {name: explicit(value[name]) for name in sorted(value)}
+        else:
+            told[key] = value if key in ("const", "enum", "required", "dependentRequired") else explicit(value)
+    if "properties" in told or told.get("type") == "object":
+        told.setdefault("additionalProperties", True)
+    kinds = {"minimum": "number", "pattern": "string"}
+    objects = {"required", "properties", "additionalProperties", "minProperties", "maxProperties", "propertyNames"}
+    if told.keys() & objects:
+        told.setdefault("type", "object")
+    elif len(told.keys() - {"$defs"}) == 1 and (kind := next((kinds[key] for key in told if key in kinds), "")):
+        told["type"] = kind
+    return told

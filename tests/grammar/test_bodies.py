@@ -129,6 +129,15 @@ ADD = {"type": "tag", "begin": "<f=add>", "content": {"type": "json_schema", "js
             {"format": {"type": "tag", "begin": "<t>", "content": {"type": "any_text"}, "end": "</t>"}},
             ["<t>any</t>"], ["<t>any", "<t>a</t>b"],
         ),
+        ({"format": {"type": "any_text", "excludes": ["bad", "<x>"]}}, ["", "ba d\n<x"], ["a bad one", "<x>"]),
+        ({"format": {"type": "sequence", "elements": [{"type": "optional", "content": ADD},
+                                                      {"type": "plus", "content": {"type": "regex", "pattern": "b"}}]}},
+         ["b", "<f=add>1</f>bb"], ["<f=add>1</f>", ""]),
+        ({"format": {"type": "star", "content": ADD}}, ["", "<f=add>1</f><f=add>2</f>"], ["x"]),
+        ({"format": {"type": "repeat", "content": {"type": "const_string", "value": "ab"}, "min": 1, "max": 2}},
+         ["ab", "abab"], ["", "ababab"]),
+        ({"format": {"type": "repeat", "content": {"type": "const_string", "value": "ab"}, "min": 2, "max": -1}},
+         ["abab", "ababab"], ["ab"]),
     ],
 )  # fmt: skip
 def test_structural_tags(tag: dict[str, Any], good: list[str], bad: list[str]) -> None:
@@ -146,7 +155,11 @@ def test_structural_tags(tag: dict[str, Any], good: list[str], bad: list[str]) -
         ({**STRUCTURES, "triggers": ["<g="]}, "triggers"),
         ({"format": {"type": "poem"}}, "format.type"),
         ({"format": {"type": "sequence", "elements": [{"type": "regex"}]}}, "format.elements[0].pattern"),
-        ({"format": {"type": "json_schema", "json_schema": {"not": {}}}}, '"not"'),
+        ({"format": {"type": "json_schema", "json_schema": {"extends": {}}}}, '"extends"'),
+        ({"format": {"type": "json_schema", "json_schema": {}, "style": "qwen_xml"}}, "format.style"),
+        ({"format": {"type": "any_text", "exclude": ["x"]}}, "format.exclude"),
+        ({"format": {"type": "regex", "pattern": "a", "excludes": ["x"]}}, "format.excludes"),
+        ({"format": {"type": "repeat", "content": ADD, "min": 3, "max": 2}}, "format.max"),
     ],
 )
 def test_a_bad_structural_tag_is_refused_with_its_place(tag: object, place: str) -> None:

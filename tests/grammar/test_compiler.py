@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from llguidance import LLMatcher
 
 from minka.errors import NativeError, RequestError, UnavailableError
 from minka.grammar.bodies import gbnf, json_schema, lark, regex, source
 from minka.grammar.compiler import Grammars
 from minka.grammar.jail import Jail
-from minka.grammar.matcher import forbid
+from minka.grammar.matcher import GrammarMatcher, forbid
 from minka.types import Constraint, Matcher
 from tests.fake_vocab import EOS, FakeVocab, tokens_of
 from tests.grammar.matching import GRAMMARS, allowed, started
@@ -38,6 +41,44 @@ def test_forced_tokens_are_those_that_nothing_else_can_replace() -> None:
     matcher.accept(ord("7"))
     assert matcher.finished
     assert not matcher.forced()
+
+
+class Counting:
+    """A native matcher that counts how often it was asked for what is forced."""
+
+    def __init__(self, native: LLMatcher) -> None:
+        self._native = native
+        self.n_asked = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._native, name)
+
+    def compute_ff_tokens(self) -> list[int]:
+        self.n_asked += 1
+        return self._native.compute_ff_tokens()
+
+
+def test_a_long_forced_text_is_looked_for_once() -> None:
+    """It takes a millisecond per 1,000 characters, in the engine's thread."""
+    text = "abc" * 1_000
+    matcher = started(source(json.dumps(text) + " /[0-9]/"))
+    assert isinstance(matcher, GrammarMatcher)
+    counting = matcher.native = Counting(matcher.native)  # type: ignore[assignment]
+    for n in range(0, len(text), 16):
+        for token in list(matcher.forced())[:16]:
+            matcher.accept(token)
+        assert matcher.forced()[:1] == tuple(text[n + 16 : n + 17].encode())
+    assert counting.n_asked < 5
+    assert allowed(matcher) == list(tokens_of("0123456789"))
+
+
+def test_what_was_forced_is_forgotten_when_something_else_comes() -> None:
+    matcher = started(source('"ab" | "a" /[0-9]/ "xy"'))
+    assert tuple(matcher.forced()) == tokens_of("a")
+    matcher.accept(ord("a"))
+    assert not matcher.forced()
+    matcher.accept(ord("7"))
+    assert tuple(matcher.forced()) == tokens_of("xy")
 
 
 def test_ends_are_allowed_where_the_text_may_end() -> None:
@@ -191,6 +232,21 @@ def test_what_takes_too_long_is_stopped(jail: Jail) -> None:
         jail.problem(endless)
     assert jail.problem(source('"a"')) == ""
     assert "unknown name" in jail.problem("start: a")
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="processes cannot be stopped here")
+def test_waiting_for_a_processor_does_not_count() -> None:
+    jail = Jail(seconds=0.3)
+    try:
+        assert jail.problem(source('"a"')) == ""
+        (process,) = jail._idle
+        process.send_signal(signal.SIGSTOP)
+        going = threading.Timer(0.6, process.send_signal, [signal.SIGCONT])
+        going.start()
+        assert jail.problem(source('"b"')) == ""
+        going.join()
+    finally:
+        jail.close()
 
 
 def test_a_process_that_died_is_replaced(jail: Jail) -> None:

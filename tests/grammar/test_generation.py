@@ -135,7 +135,7 @@ def test_an_engine_writes_valid_texts_at_any_temperature(demo: Model, temperatur
     sampling = SamplingParams(temperature=temperature, seed=5, top_k=0, top_p=1.0, min_p=0.0)
     prompt = tuple(demo.vocab.tokenize("A person as JSON:\n", add_special=True, parse_special=True))
     jobs = [
-        Job(f"j{n}", prompt, sampling=replace(sampling, seed=n), n_predict=150, constraint=constraint) for n in range(6)
+        Job(f"j{n}", prompt, sampling=replace(sampling, seed=n), n_predict=80, constraint=constraint) for n in range(4)
     ]
     config = ContextParams(n_ctx=1024, parallel=3, kv_unified=True, threads=2)
     ends = Ends()

@@ -13,7 +13,7 @@ from minka.grammar.bodies import json_schema, source
 from minka.grammar.compiler import Grammars
 from minka.types import Constraint
 from tests.fake_vocab import FakeVocab
-from tests.grammar.matching import GRAMMARS, accepts, body_accepts, schema_accepts
+from tests.grammar.matching import GRAMMARS, accepts, allowed, body_accepts, schema_accepts, started
 
 TREE = {
     "$defs": {
@@ -41,6 +41,12 @@ SHAPES = {
     },
 }
 
+KIND = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["a", "b"]}, "x": {"type": "integer"}, "y": {"type": "string"}},
+    "required": ["kind"],
+}
+
 HELD: list[tuple[str, Any, list[Any], list[Any]]] = [
     ("types", {"type": ["string", "null"]}, ["a", None], [1, [], {}]),
     ("integers", {"type": "integer"}, [0, -7, 10**17], [1.5, "1"]),
@@ -58,6 +64,13 @@ HELD: list[tuple[str, Any, list[Any], list[Any]]] = [
     ("date", {"type": "string", "format": "date"}, ["2024-02-29", "2023-12-31"], ["2023-02-29", "2023-13-01", "x"]),
     ("date-time", {"type": "string", "format": "date-time"}, ["2024-01-31T23:59:59Z"], ["2024-01-31 23:59:59Z"]),
     ("uuid", {"type": "string", "format": "uuid"}, ["2eb8aa08-aa98-11ea-b4aa-73b441d16380"], ["2eb8aa08"]),
+    (
+        "uuid4",
+        {"type": "string", "format": "uuid4"},
+        ["2eb8aa08-aa98-41ea-b4aa-73b441d16380"],
+        ["2eb8aa08-aa98-11ea-b4aa-73b441d16380", "2eb8aa08-aa98-41ea-c4aa-73b441d16380"],
+    ),
+    ("base64", {"type": "string", "format": "base64"}, ["", "TWlu", "TWk=", "TQ=="], ["T", "TWk", "TW=k", "TQ==TQ=="]),
     ("email", {"type": "string", "format": "email"}, ["joe.bloggs@example.com"], ["2962"]),
     ("ipv4", {"type": "string", "format": "ipv4"}, ["192.168.0.1"], ["256.1.1.1", "1.1.1"]),
     ("unknown format", {"type": "string", "format": "shoe-size"}, ["any"], [1]),
@@ -104,6 +117,137 @@ HELD: list[tuple[str, Any, list[Any], list[Any]]] = [
         ["ab", 1],
     ),
     ("the empty schema", {}, [1, "a", None, [{"a": [1.5]}]], []),
+    ("not a type", {"not": {"type": "string"}}, [1, None, {}, [1]], ["a"]),
+    ("not a text", {"type": "string", "not": {"enum": ["a", "ab", "b"]}}, ["", "c", "abc", "ba"], ["a", "ab", "b"]),
+    ("not a number", {"type": "number", "not": {"const": 3}}, [2.5, 4], [3]),
+    ("not not", {"not": {"not": {"type": "integer"}}}, [1], ["a"]),
+    ("no property", {"type": "object", "not": {"required": ["a"]}}, [{}, {"b": 1}], [{"a": 1}]),
+    ("a forbidden property", {"type": "object", "properties": {"a": {"not": {}}}}, [{}], [{"a": 1}]),
+    (
+        "if",
+        {
+            **KIND,
+            "if": {"properties": {"kind": {"const": "a"}}},
+            "then": {"required": ["x"]},
+            "else": {"required": ["y"]},
+        },
+        [{"kind": "a", "x": 1}, {"kind": "b", "y": "z"}, {"kind": "a", "x": 1, "y": ""}],
+        [{"kind": "a"}, {"kind": "a", "y": ""}, {"kind": "b", "x": 1}, {"kind": "c"}],
+    ),
+    (
+        "many ifs",
+        {
+            **KIND,
+            "properties": {"kind": {"enum": [f"k{i}" for i in range(40)]}},
+            "allOf": [
+                {
+                    "if": {"properties": {"kind": {"const": f"k{i}"}}},
+                    "then": {"properties": {f"r{i}": {"type": "null"}}, "required": [f"r{i}"]},
+                }
+                for i in range(39)
+            ],
+        },
+        [{"kind": "k1", "r1": None}, {"kind": "k39"}],
+        [{"kind": "k1"}, {"kind": "k1", "r1": 1}, {"kind": "k40"}],
+    ),
+    (
+        "dependent names",
+        {**KIND, "dependentRequired": {"x": ["y"]}},
+        [{"kind": "a"}, {"kind": "a", "x": 1, "y": ""}],
+        [{"kind": "a", "x": 1}],
+    ),
+    (
+        "dependent schemas",
+        {**KIND, "dependentSchemas": {"x": {"properties": {"x": {"minimum": 5}}}}},
+        [{"kind": "a"}, {"kind": "a", "x": 5}],
+        [{"kind": "a", "x": 4}],
+    ),
+    ("dependencies", {**KIND, "dependencies": {"x": ["y"]}}, [{"kind": "a", "y": ""}], [{"kind": "a", "x": 1}]),
+    ("contains", {"type": "array", "contains": {"type": "integer"}}, [[1], ["a", 1, 2]], [[], ["a"]]),
+    (
+        "contains some",
+        {"type": "array", "contains": {"type": "integer"}, "minContains": 2, "maxContains": 2},
+        [[1, 2], ["a", 1, 2, "b"]],
+        [[1], [1, 2, 3]],
+    ),
+    (
+        "unique values",
+        {"type": "array", "items": {"enum": ["a", "b", "c"]}, "uniqueItems": True, "minItems": 1},
+        [["b", "a"], ["c", "a", "b"]],
+        [[], ["a", "a"], ["d"]],
+    ),
+    (
+        "a unique tuple",
+        {"type": "array", "prefixItems": [{"type": "boolean"}] * 2, "items": False, "uniqueItems": True},
+        [[True, False], [True], []],
+        [[True, True]],
+    ),
+    (
+        "oneOf that overlaps",
+        {"type": "object", "properties": {"a": {}, "b": {}}, "oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+        [{"a": 1}, {"b": 1}],
+        [{}, {"a": 1, "b": 1}],
+    ),
+    ("oneOf of numbers", {"oneOf": [{"type": "integer"}, {"type": "number", "minimum": 2}]}, [1, 0], [2, 1.5]),
+    (
+        "nothing else with allOf",
+        {
+            "type": "object",
+            "allOf": [{"properties": {"a": {"type": "null"}}}],
+            "properties": {"b": {}},
+            "unevaluatedProperties": False,
+        },
+        [{"b": 1}, {"b": 1, "a": None}],
+        [{"c": 1}, {"a": 1}],
+    ),
+    (
+        "nothing else with anyOf",
+        {
+            "type": "object",
+            "anyOf": [{"required": ["a"], "properties": {"a": {}}}, {"properties": {"b": {}}}],
+            "unevaluatedProperties": False,
+        },
+        [{"a": 1}, {"b": 1}],
+        [{"c": 1}],
+    ),
+    (
+        "no more items",
+        {"type": "array", "allOf": [{"prefixItems": [{"type": "null"}]}], "unevaluatedItems": False},
+        [[], [None]],
+        [[1], [None, 1]],
+    ),
+    (
+        "a dynamic reference",
+        {
+            "$dynamicRef": "#n",
+            "$defs": {"n": {"$dynamicAnchor": "n", "type": "object", "properties": {"k": {"$dynamicRef": "#n"}}}},
+        },
+        [{"k": {"k": {}}}],
+        [{"k": 1}],
+    ),
+    (
+        "a part with a URI",
+        {
+            "$id": "http://x/a/",
+            "$ref": "b/c",
+            "$defs": {
+                "d": {"$id": "b/", "$defs": {"e": {"$id": "c", "$ref": "#/$defs/f", "$defs": {"f": {"const": 1}}}}}
+            },
+        },
+        [1],
+        [2],
+    ),
+    ("bounds without end", {"type": "number", "maximum": 10**400}, [1.5], ["a"]),
+    (
+        "names with signs",
+        {
+            "type": "object",
+            "properties": {'"': {"type": "null"}, "\\\n": {"type": "null"}, "é😀": {"type": "null"}},
+            "required": ['"', "\\\n"],
+        },
+        [{'"': None, "\\\n": None}, {'"': None, "\\\n": None, "é😀": None}],
+        [{'"': None}],
+    ),
     ("annotations", {"title": "t", "default": 1, "x-order": 3, "nullable": False, "type": "null"}, [None], [1]),
 ]
 
@@ -115,13 +259,17 @@ def test_what_is_valid_can_be_written_and_nothing_else(schema: Any, good: list[A
 
 
 REFUSED: list[tuple[Any, str, str]] = [
-    ({"properties": {"a": {"not": {}}}}, '"not"', "#/properties/a"),
-    ({"items": {"if": {}, "then": {}}}, '"if"', "#/items"),
-    ({"contains": {}}, '"contains"', "#"),
+    ({"properties": {"a": {"not": {"pattern": "a"}}}}, '"pattern"', "#/properties/a/not"),
+    ({"items": {"if": {"multipleOf": 2}, "then": {}}}, '"multipleOf"', "#/items/if"),
+    ({"properties": {"a": {"if": {}, "then": {"max_length": 1}}}}, '"maxLength"', "#/properties/a/then"),
+    ({"properties": {"a": {"not": {}}}, "required": ["a"], "type": "object"}, "contradicts itself", "#/properties/a"),
+    ({"not": {}}, "contradict", "#"),
     ({"uniqueItems": True}, '"uniqueItems"', "#"),
-    ({"dependentRequired": {"a": ["b"]}}, '"dependentRequired"', "#"),
-    ({"allOf": [{"unevaluatedItems": False}]}, '"unevaluatedItems"', "#/allOf/0"),
-    ({"$dynamicRef": "#a"}, '"$dynamicRef"', "#"),
+    ({"type": "array", "contains": {}, "minContains": 2, "maxContains": 1}, '"minContains"', "#"),
+    ({"dependentRequired": {"a": "b"}}, "list of property names", "#/dependentRequired/a"),
+    ({"unevaluatedItems": False, "anyOf": [{"pattern": "a"}]}, '"unevaluatedItems"', "#"),
+    ({"$dynamicRef": "#a"}, '"#a"', "#"),
+    ({"$dynamicRef": "#a", "$defs": {n: {"$id": n, "$dynamicAnchor": "a"} for n in "bc"}}, '"#a"', "#"),
     ({"max_length": 3, "type": "string"}, '"maxLength"', "#"),
     ({"properties": {"foo": "bar"}}, "must be an object, true or false", "#/properties/foo"),
     ({"type": 123}, '"type"', "#"),
@@ -136,7 +284,13 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"type": "integer", "minimum": 10**19}, "10^18", "#"),
     ({"$ref": "https://example.com/x.json"}, '"$ref"', "#"),
     ({"items": {"$ref": "#/$defs/none"}}, '"$ref"', "#/items"),
-    ({"oneOf": [{"minimum": 2}, {"type": "integer"}]}, '"oneOf"', "#"),
+    ({"oneOf": [{"pattern": "a"}, {"pattern": "b"}]}, '"oneOf"', "#"),
+    ({"enum": [f"v{i}" for i in range(10_001)]}, '"enum"', "#"),
+    ({"const": "x" * 10_001}, '"const"', "#"),
+    ({"properties": {"x" * 10_001: {}}}, '"properties"', "#"),
+    ({"type": "array", "minItems": 100, "items": {"const": "x" * 1_000}}, "less than 30000 characters", "#"),
+    ({"type": "string", "pattern": "^(a{1000}){1000}$"}, "less than 30000 characters", "#"),
+    ({"type": "integer", "multipleOf": 9_999}, '"multipleOf"', "#"),
     ({"type": "object", "minProperties": 3}, '"minProperties"', "#"),
     ({"properties": {"a": {"$ref": "#"}}, "required": ["a"], "type": "object"}, "requires itself", "#"),
     ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, "requires itself", "#"),
@@ -162,6 +316,59 @@ def test_only_a_strict_schema_refuses_an_unknown_format() -> None:
     with pytest.raises(RequestError, match="strict"):
         json_schema({"type": "string", "format": "shoe-size"}, strict=True)
     assert json_schema({"type": "string", "format": "date"}, strict=True)
+    for any_text in ("binary", "password", "path"):
+        assert json_schema({"type": "string", "format": any_text}, strict=True)
+
+
+def test_a_pattern_says_what_an_unknown_format_means() -> None:
+    body = json_schema({"type": "string", "format": "e164", "pattern": "^[+][0-9]{3}$"}, strict=True)
+    assert body_accepts(body, '"+123"')
+    assert not body_accepts(body, '"+12"')
+    parts = [{"pattern": "^[a-z]+$"}, {"pattern": "^p"}]
+    body = json_schema({"type": "string", "format": "starts_with", "allOf": parts}, strict=True)
+    assert body_accepts(body, '"par"')
+    assert not body_accepts(body, '"bar"')
+
+
+def test_what_is_merged_keeps_its_order_and_gets_no_other_properties() -> None:
+    base = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "null"}}, "required": ["b"]}
+    schema = {"allOf": [{"$ref": "#/$defs/base"}, {"properties": {"c": {"type": "null"}, "b": {"minimum": 5}}}],
+              "$defs": {"base": base}}  # fmt: skip
+    assert schema_accepts(schema, {"b": 6, "a": None, "c": None})
+    assert not schema_accepts(schema, {"b": 4})
+    assert not schema_accepts(schema, {"a": None, "b": 6})
+    assert not schema_accepts(schema, {"b": 6, "d": 1})
+
+
+def test_what_is_merged_may_lead_to_itself() -> None:
+    node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/a"}, "x": {"type": "integer"}}}
+    schema = {
+        "$ref": "#/$defs/b",
+        "$defs": {
+            "a": node,
+            "b": {
+                "allOf": [
+                    {"$ref": "#/$defs/a"},
+                    {"type": "object", "properties": {"next": {"$ref": "#/$defs/b"}}, "required": ["x"]},
+                ]
+            },
+        },
+    }
+    assert schema_accepts(schema, {"next": {"next": {"x": 1}, "x": 2}, "x": 3})
+    assert not schema_accepts(schema, {"next": {"next": {}, "x": 2}, "x": 3})
+
+
+def test_what_could_never_end_is_not_begun() -> None:
+    schema = {"type": "array", "prefixItems": [{"type": "null"}, {"$ref": "#/$defs/x"}], "$defs": {
+        "x": {"type": "array", "items": {"$ref": "#/$defs/x"}, "minItems": 1}}}  # fmt: skip
+    assert schema_accepts(schema, [None])
+    matcher = started(source(json_schema(schema)))
+    for byte in b"[null":
+        matcher.accept(byte)
+    assert allowed(matcher) == [ord("]")]
+    dead = {"type": "object", "properties": {"a": {"$ref": "#/$defs/no"}}, "$defs": {"no": False}}
+    assert schema_accepts(dead, {})
+    assert not schema_accepts(dead, {"a": 1})
 
 
 def test_properties_come_in_the_order_of_the_schema() -> None:

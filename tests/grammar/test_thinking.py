@@ -7,6 +7,7 @@ import pytest
 
 from minka.grammar.bodies import json_schema, source
 from minka.grammar.compiler import Grammars
+from minka.grammar.lazy import Triggers, lazy
 from minka.grammar.marks import mark, until
 from minka.grammar.utf8 import is_complete
 from minka.types import Constraint, Matcher, Thinking
@@ -139,3 +140,35 @@ def test_complete_text_is_known(text: str) -> None:
     assert is_complete(raw)
     for cut in range(1, len(text[-1:].encode())):
         assert not is_complete(raw[:-cut])
+
+
+def test_a_grammar_that_does_not_let_the_reasoning_end_comes_first() -> None:
+    grammar = source(r'/<think>[a-z]{5,}/ "</think>" "!"')
+    matcher = begin(budget(2), grammar)
+    write(matcher, "<think>abcd")
+    assert not matcher.forced()
+    write(matcher, "e")
+    assert forced(matcher) == "</think>"
+    write(matcher, "</think>")
+    assert forced(matcher) == "!"
+
+
+def late(*, tokens: tuple[int, ...] = (), words: tuple[str, ...] = ()) -> str:
+    return lazy(source('("</think>" | "<tool>") /[0-9]+/ "."'), Triggers(tokens=tokens, words=words))
+
+
+def test_a_grammar_that_begins_late_does_not_begin_within_the_reasoning() -> None:
+    matcher = begin(budget(-1), late(words=("<tool>",)))
+    write(matcher, "<think>a <tool> would do</think>b")
+    assert len(allowed(matcher)) == 259
+    write(matcher, "<tool>")
+    assert set(allowed(matcher)) == set(b"0123456789")
+
+
+@pytest.mark.parametrize("n", [-1, 3])
+def test_the_end_of_the_reasoning_may_begin_a_grammar(n: int) -> None:
+    matcher = begin(budget(n, is_open=True), late(words=("</think>",)))
+    write(matcher, "abc")
+    assert (forced(matcher) == "</think>") == (n == 3)
+    write(matcher, "</think>")
+    assert set(allowed(matcher)) == set(b"0123456789")

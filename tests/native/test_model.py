@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -147,3 +150,24 @@ def test_an_exception_in_the_progress_stops_the_loading(tiny_models: TinyModels)
     with pytest.raises(KeyboardInterrupt):
         Model.load(tiny_models("llama"), ModelParams(), stop)
     assert len(calls) == 1
+
+
+def test_a_load_leaves_no_compute_threads_behind(demo_model: Path) -> None:
+    """They would spin beside those of the thread that decodes, and take a tenth of its speed."""
+    if not Path("/proc/self/task").is_dir():
+        pytest.skip("threads are counted in /proc, which only Linux has")
+    code = f"""
+        import os, time
+        from pathlib import Path
+        from minka.native.model import Model
+        from minka.params import ModelParams
+        count = lambda: len(os.listdir("/proc/self/task"))
+        before = count()
+        Model.load(Path({str(demo_model)!r}), ModelParams(n_gpu_layers=0))
+        end = time.monotonic() + 10
+        while count() > before and time.monotonic() < end:
+            time.sleep(0.01)
+        print(count() - before)
+    """
+    done = subprocess.run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "0\n"

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from minka.chat.formats.find import find_family
-from minka.chat.formats.format import Ask, CallBroken, Calls, CallStart, Content, Reasoning, Tool
+import pytest
+
+from minka.chat.formats.families import find_family
+from minka.chat.formats.format import Ask, CallBroken, CallEnd, Calls, CallStart, Content, Reasoning, Tool
 from minka.chat.messages import ToolCall
 from minka.chat.turn import Turn
 from minka.params import ChatParams
@@ -53,12 +55,23 @@ def test_the_stream_has_the_ids_of_the_whole() -> None:
     assert answer.calls[0].id.startswith("toolu_")
 
 
-def test_a_call_that_is_cut_off_is_content_and_no_call() -> None:
+@pytest.mark.parametrize(("reason", "word"), [(FinishReason.LIMIT, "length"), (FinishReason.WORD, "stop")])
+def test_a_call_that_is_cut_off_has_the_arguments_so_far(reason: FinishReason, word: str) -> None:
+    cut = CALL.replace("{}", '{"zone": "CET"}')[: -len('"}}\n</tool_call>')]
     answer = Answer(turn(), JOB, 0)
-    play = Play([CALL[:40]], reason=FinishReason.LIMIT)
-    deltas = [delta for event in play.events(JOB) for delta in answer.add(event)]
-    assert isinstance(deltas[-1], CallBroken)
-    assert (answer.content, answer.calls, answer.finish_reason) == (CALL[:40], (), "length")
+    deltas = [delta for event in Play([CALL, "\n", cut], reason=reason).events(JOB) for delta in answer.add(event)]
+    assert [(call.name, call.arguments) for call in answer.calls] == [("get_time", "{}"), ("get_time", '{"zone": "CET')]
+    assert (answer.content, answer.finish_reason) == ("", word)
+    assert [delta.index for delta in deltas if isinstance(delta, CallEnd)] == [0]
+
+
+def test_a_call_that_is_none_is_content_in_a_stream_and_in_the_whole() -> None:
+    answer = Answer(turn(), JOB, 0)
+    wrong = CALL.replace("{}", "{1}")
+    deltas = [delta for event in Play(["So: ", wrong, " ok"]).events(JOB) for delta in answer.add(event)]
+    assert CallBroken(0) in deltas
+    assert "".join(delta.text for delta in deltas if isinstance(delta, Content)) == f"So: {wrong} ok"
+    assert (answer.content, answer.calls, answer.finish_reason) == (f"So: {wrong} ok", (), "stop")
 
 
 def test_the_limit_is_told_although_there_are_calls() -> None:

@@ -15,7 +15,8 @@ from minka.errors import (
 from minka.protocols.anthropic import ANTHROPIC, count_tokens, decode
 from minka.protocols.route import discover
 from minka.types import Event, FinishReason, Progress, Started
-from tests.protocols.values import Play, made_served
+from tests.protocols.test_chat_tools import SERVED as HERMES
+from tests.protocols.values import Play, at, made_served
 from tests.protocols.vendor import anthropic_events, anthropic_message, stream_of, whole_of
 
 SERVED = made_served()
@@ -152,3 +153,15 @@ def test_both_routes_speak_so() -> None:
     found = {path: route for route in discover() for path in route.paths if path.startswith("/v1/messages")}
     assert sorted(found) == ["/v1/messages", "/v1/messages/count_tokens"]
     assert all(getattr(route, "wire", None) is ANTHROPIC for route in found.values())
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [('{"name": "f", "arguments": {"a": 1}}', "tool_use"), ('{"name": "f", "arguments": {"a": nonsense}}', "end_turn")],
+)
+def test_a_call_that_turns_out_to_be_none_is_no_reason_in_a_stream_either(call: str, reason: str) -> None:
+    body = {**BODY, "tools": [{"name": "f", "input_schema": {"type": "object"}}]}
+    play = Play(["<tool_call>\n", *call, "\n</tool_call>"])
+    assert at(whole_of(decode(body, HERMES), play), "stop_reason") == reason
+    told = anthropic_events(stream_of(decode({**body, "stream": True}, HERMES), play))
+    assert at(told[-2], "delta", "stop_reason") == reason

@@ -86,11 +86,11 @@ def test_a_call_without_arguments_has_an_empty_input() -> None:
 
 
 def test_a_broken_call_is_text_in_the_whole_and_a_stopped_block_in_a_stream() -> None:
-    deltas = (Content("a"), CallStart(0, "f", "i"), CallArguments(0, '{"x'), CallBroken(0, '<call>{"x'), Content("b"))
+    deltas = (Content("a"), CallStart(0, "f", "i"), CallArguments(0, '{"x'), CallBroken(0), Content('<call>{"xb'))
     assert content(*deltas) == [{"type": "text", "text": 'a<call>{"xb'}]
     kinds = [event["content_block"]["type"] for event in told(*deltas) if "content_block" in event]  # type: ignore[index]
     assert kinds == ["text", "tool_use", "text"]
 
 
 def test_a_broken_call_with_nothing_before_it() -> None:
-    assert content(CallStart(0, "f", "i"), CallBroken(0, "<call>")) == [{"type": "text", "text": "<call>"}]
+    assert content(CallStart(0, "f", "i"), CallBroken(0), Content("<call>")) == [{"type": "text", "text": "<call>"}]

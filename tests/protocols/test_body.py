@@ -310,13 +310,14 @@ def test_a_job_carries_all_that_the_request_says() -> None:
         "cache_prompt": False,
         "return_progress": True,
         "t_max_predict_ms": 50,
+        "close_at_limit": True,
         "temperature": 0,
         "logit_bias": {"97": 1},
     }
     (job,) = jobs([[1, 2]], decode_options(body, SERVED), "id")
     assert (job.id, job.prompt, job.n_predict, job.stop) == ("id:0", (1, 2), 9, ("END",))
     assert (job.priority, job.id_slot, job.cache_prompt) == (Priority.LOW, 3, False)
-    assert (job.return_progress, job.t_max_predict_ms) == (True, 50)
+    assert (job.return_progress, job.t_max_predict_ms, job.close_at_limit) == (True, 50, True)
     assert (job.sampling.temperature, job.sampling.logit_bias) == (0.0, ((97, 1.0),))
 
 

@@ -6,7 +6,6 @@ from typing import cast
 
 import pytest
 
-from minka.errors import UnsupportedError
 from minka.protocols.native import NativeExchange, decode
 from minka.protocols.settings import RANDOM_SEED
 from minka.types import FinishReason, TokenLogprobs, TokenProb
@@ -147,10 +146,3 @@ def test_each_chunk_of_a_stream_has_its_tokens_probabilities_and_the_end_none() 
     chunks = frames(native(stream=True, n_probs=1), Play(["a", "b"], logprobs=[probs("a"), probs("b")]))
     assert [at(chunk, "completion_probabilities", 0, "token") for chunk in chunks[:2]] == ["a", "b"]
     assert "completion_probabilities" not in chunks[-1]
-
-
-@pytest.mark.parametrize("field", ["reasoning_budget_tokens", "thinking_budget_tokens"])
-def test_a_reasoning_budget_is_refused_where_nothing_reasons(field: str) -> None:
-    with pytest.raises(UnsupportedError, match="chats only"):
-        decode({"prompt": "a", field: 5}, SERVED)
-    assert decode({"prompt": "a", field: -1}, SERVED).jobs

@@ -110,7 +110,7 @@ def test_a_call_into_a_namespace() -> None:
 
 
 def test_a_broken_call_is_text_in_the_whole_and_incomplete_in_a_stream() -> None:
-    deltas = (Content("a"), CallStart(0, "f", "c"), CallArguments(0, "{"), CallBroken(0, "<c>{"), Content("b"))
+    deltas = (Content("a"), CallStart(0, "f", "c"), CallArguments(0, "{"), CallBroken(0), Content("<c>{b"))
     _, items = made(*deltas, whole=True)
     assert [item["type"] for item in items] == ["message"]
     assert items[0]["content"][0]["text"] == "a<c>{b"  # type: ignore[index]
@@ -120,6 +120,7 @@ def test_a_broken_call_is_text_in_the_whole_and_incomplete_in_a_stream() -> None
         ("function_call", "incomplete"),
         ("message", "completed"),
     ]
+    assert items[2]["content"][0]["text"] == "<c>{b"  # type: ignore[index]
 
 
 def test_log_probabilities_stand_with_the_text_of_their_token() -> None:

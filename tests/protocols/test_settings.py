@@ -14,7 +14,7 @@ SHORT = """
     dry_allowed_length dry_penalty_last_n mirostat mirostat_tau mirostat_eta adaptive_target adaptive_decay max_tokens
     n_predict n_keep n_discard ignore_eos stream n_probs min_keep chat_format reasoning_format reasoning_in_content
     generation_prompt samplers speculative.types timings_per_token post_sampling_probs backend_sampling lora
-    n_indent t_max_predict_ms n_cache_reuse cache_prompt priority timeout_ms
+    n_indent close_at_limit t_max_predict_ms n_cache_reuse cache_prompt priority timeout_ms
 """.split()  # noqa: SIM905 (a table)
 USER_TEXT = {
     "dry_sequence_breakers": "dry_penalty_last_n",

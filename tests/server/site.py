@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minka.engine.engine import Engine, EngineConfig
 from minka.engine.memory import MemoryConfig
+from minka.grammar.compiler import Grammars
 from minka.native.model import Model
 from minka.params import ServerParams
 from minka.protocols.gcp import Vertex
@@ -45,11 +46,18 @@ class _NoModel:
 
 
 def fake_runtime(
-    backend: FakeBackend, *, queue_size: int = 64, template: str = "chatml", memory: MemoryConfig | None = None
+    backend: FakeBackend,
+    *,
+    queue_size: int = 64,
+    template: str = "chatml",
+    memory: MemoryConfig | None = None,
+    grammars: Grammars | None = None,
 ) -> Runtime:
     """A runtime on a fake backend; it closes the backend. Without `memory` nothing is kept outside the KV cache."""
     served = made_served(backend.vocab, n_ctx=backend.n_ctx_seq, n_slots=backend.n_seq_max, template=template)
-    engine = Engine(backend, EngineConfig(queue_size=queue_size, memory=memory or MemoryConfig(), check=True))
+    served = replace(served, grammars=grammars)
+    config = EngineConfig(queue_size=queue_size, memory=memory or MemoryConfig(), check=True)
+    engine = Engine(backend, config, constraints=grammars)
     return Runtime(cast("Model", _NoModel()), engine, served)
 
 

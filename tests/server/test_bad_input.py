@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterator
+from urllib.parse import unquote
 
 import pytest
 
@@ -260,7 +261,28 @@ def test_a_body_at_the_limit_is_read(site: Site, small_limit: int) -> None:
 @pytest.mark.parametrize("path", ["/nowhere", "/v1", "/v1/chat", "/v1/completions/", "/%2e%2e/etc/passwd", "/ü"])
 def test_an_unknown_path(site: Site, path: str, method: str) -> None:
     error = error_of(site.request(method, path), 404)
-    assert (error["type"], error["message"]) == ("not_found_error", "File Not Found")
+    assert error["type"] == "not_found_error"
+    assert str(error["message"]).startswith(f"there is no {unquote(path)}; ")
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/v1/chat/completion", CHAT),
+        (CHAT + "/", CHAT),
+        ("//v1/chat/completions", CHAT),
+        ("/v1/v1/chat/completions", CHAT),
+        ("/v1/embedding", "/v1/embeddings"),
+    ],
+)
+def test_an_unknown_path_that_is_almost_one(site: Site, path: str, meant: str) -> None:
+    error = error_of(site.post("http://test" + path, {"messages": MESSAGES}), 404)
+    assert error["message"] == f"there is no {path}; did you mean {meant}?"
+
+
+def test_a_long_unknown_path_is_not_quoted_in_full(site: Site) -> None:
+    error = error_of(site.get("/" + "a" * 5_000), 404)
+    assert error["message"] == f"there is no /{'a' * 99}; /docs lists what there is"
 
 
 @pytest.mark.parametrize("path", POSTS)
@@ -268,7 +290,7 @@ def test_an_unknown_path(site: Site, path: str, method: str) -> None:
 def test_a_known_path_with_another_method(site: Site, path: str, method: str) -> None:
     response = site.request(method, path)
     error = error_of(response, 405)
-    assert error["type"] == "invalid_request_error"
+    assert (error["type"], error["message"]) == ("invalid_request_error", f"{path} does not take {method}; use POST")
     assert response.headers["allow"] == "POST"
 
 

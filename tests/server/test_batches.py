@@ -162,6 +162,27 @@ def test_what_cannot_be_uploaded(live: Live) -> None:
     assert httpx.get(url).json()["data"] == []
 
 
+def test_a_key_sees_its_own_files_and_batches_only(busy: FakeBackend, tmp_path: Path) -> None:
+    params = ServerParams(data_dir=str(tmp_path / "data"), api_key=("one", "two"))
+    with Site(params, fake_runtime(busy)) as site:
+        form = {"file": ("in.jsonl", jsonl(request("a"))), "purpose": (None, b"batch")}
+        upload = httpx.Request("POST", "http://test", files=form)
+        kind = upload.headers["content-type"]
+        file = site.post("/v1/files", upload.read(), content_type=kind, x_api_key="one").json()["id"]
+        wanted = {"input_file_id": file, "endpoint": URL, "completion_window": "24h"}
+        assert error_of(site.post("/v1/batches", wanted, x_api_key="two"), 404)
+        batch = site.post("/v1/batches", wanted, x_api_key="one").json()["id"]
+        for path in (f"/v1/files/{file}", f"/v1/files/{file}/content", f"/v1/batches/{batch}"):
+            assert site.get(path, x_api_key="one").status_code == 200
+            assert error_of(site.get(path, x_api_key="two"), 404)
+        for path in ("/v1/files", "/v1/batches"):
+            assert len(site.get(path, x_api_key="one").json()["data"]) == 1
+            assert site.get(path, x_api_key="two").json()["data"] == []
+        assert error_of(site.request("DELETE", f"/v1/files/{file}", x_api_key="two"), 404)
+        assert error_of(site.post(f"/v1/batches/{batch}/cancel", x_api_key="two"), 404)
+        site._runner.run(site.app.state.batches.stop())
+
+
 def test_a_files_name_is_only_a_name(live: Live, tmp_path: Path) -> None:
     sent = {"file": ("../../evil.jsonl", b"x")}
     made = httpx.post(f"{live.url}/v1/files", files=sent, data={"purpose": "batch"}).json()

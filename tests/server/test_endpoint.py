@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import Iterator
+from contextlib import suppress
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
 from minka.params import ServerParams
-from tests.fakes import FakeBackend, scripted, tokens_of
+from minka.server.listen import MAX_HEAD
+from tests.fakes import WAIT, FakeBackend, scripted, tokens_of
 from tests.server.site import CHAT, MESSAGES, Connection, Live, Site, error_of, events, fake_runtime
 
 HELLO = {"prompt": "say", "temperature": 0}
@@ -270,6 +274,29 @@ def test_the_body_limit_holds_on_a_connection() -> None:
         assert error_of(client.post(url, content=b" " * (1 << 20) + b"{}"), 413)
         assert error_of(client.post(url, content=(b" " * 65536 for _ in range(17))), 413)
         assert client.post(url, json={"content": "a"}).json() == {"tokens": [97]}
+
+
+@pytest.mark.parametrize("piece", [b"a" * 65_536, b"X-A: a\r\n" * 8192], ids=["one header", "many headers"])
+@pytest.mark.parametrize("begin", [b"GET /health", b"GET /health HTTP/1.1\r\nX-B: "], ids=["line", "header"])
+def test_a_head_without_end_is_not_kept(live: Live, begin: bytes, piece: bytes) -> None:
+    """It comes before any key is looked at."""
+    address = urlsplit(live.url)
+    with socket.create_connection((address.hostname, address.port), WAIT) as connection:
+        connection.sendall(begin)
+        with suppress(ConnectionError):
+            for _ in range(2 * MAX_HEAD // len(piece)):
+                connection.sendall(piece)
+            assert connection.recv(12) == b"HTTP/1.1 400"
+    with live.connect() as other:
+        assert other.post("/completion", prompt="hi", n_predict=1).status == 200
+
+
+def test_a_head_of_a_usual_size_is_read_in_pieces(live: Live) -> None:
+    address = urlsplit(live.url)
+    with socket.create_connection((address.hostname, address.port), WAIT) as connection:
+        for piece in (b"GET /hea", b"lth HTTP/1.1\r\nX-A: ", *[b"a" * 10_000] * 10, b"\r\n\r\n"):
+            connection.sendall(piece)
+        assert connection.recv(12) == b"HTTP/1.1 200"
 
 
 def test_a_connection_that_says_nothing_sensible_does_no_harm(live: Live) -> None:

@@ -46,6 +46,18 @@ def test_a_port_in_use_is_named_in_one_sentence() -> None:
     )
 
 
+def test_half_a_certificate_and_one_that_is_none_are_refused_before_anything_is_bound(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--ssl-cert-file and --ssl-key-file belong together: give both"):
+        bind(ServerParams(port=0, ssl_key_file="key.pem"))
+    both = ServerParams(port=0, ssl_key_file=str(tmp_path / "key.pem"), ssl_cert_file=str(tmp_path / "cert.pem"))
+    with pytest.raises(UsageError, match=r"cert\.pem with --ssl-key-file .*key\.pem: No such file or directory"):
+        bind(both)
+    for name in ("key.pem", "cert.pem"):
+        (tmp_path / name).write_text("no certificate")
+    with pytest.raises(UsageError, match=r"cert\.pem with --ssl-key-file .*key\.pem: "):
+        bind(both)
+
+
 def test_a_host_that_is_none_is_named() -> None:
     with pytest.raises(UsageError, match="cannot listen on no host port 0: "):
         bind(ServerParams(host=("no host",), port=0))
@@ -91,6 +103,18 @@ def test_a_unix_socket_is_made_anew_and_served(tmp_path: Path) -> None:
         assert live.url == f"unix:{path}"
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as client:
             assert client.get("http://minka/health").json() == {"status": "ok"}
+
+
+def test_a_unix_socket_of_a_running_server_is_not_taken_away(tmp_path: Path) -> None:
+    params = ServerParams(host=(str(tmp_path / "m.sock"),))
+    first = bind(params)
+    try:
+        with pytest.raises(UsageError, match="cannot listen"):
+            bind(params)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(params.host[0])
+    finally:
+        close(first)
 
 
 def test_a_file_in_a_sockets_place_is_left_alone(tmp_path: Path) -> None:

@@ -358,6 +358,24 @@ async def test_work_that_fails_is_told_and_the_stream_ends(error: Exception) -> 
 
 
 @asynchronous
+async def test_an_end_that_cannot_be_kept_is_an_end(caplog: pytest.LogCaptureFixture) -> None:
+    streams = Streams()
+    stream = await streams.open(KEY)
+
+    async def work(stream: Stream) -> None:
+        stream.write(b"a")
+        raise NativeError("no")
+
+    def broken(_error: object) -> None:
+        raise OSError("No space left on device")
+
+    streams.start(stream, work, broken)
+    assert [chunk async for chunk in stream.read(0)] == [b"a"]
+    assert stream.done
+    assert "cannot be kept" in caplog.text
+
+
+@asynchronous
 async def test_finished_streams_go_after_a_time_and_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LIFETIME", 0.0)
     streams = Streams()
@@ -372,7 +390,7 @@ async def test_finished_streams_go_after_a_time_and_when_there_are_too_many(monk
         await asyncio.sleep(0)
 
     monkeypatch.setattr(module, "LIFETIME", 1000.0)
-    monkeypatch.setattr(module, "TOTAL", 2)
+    monkeypatch.setattr(module, "TOTAL", 2 * (1 + module.OVERHEAD))
     keys = [Key("", "conversation", name) for name in "abcd"]
     for key in keys:
         made = await streams.open(key)

@@ -226,7 +226,7 @@ def test_a_conversation_that_is_too_long_says_how_long() -> None:
 def test_tuning_reaches_the_job() -> None:
     tuning = Tuning(
         SamplingParams(seed=3, top_k=7),
-        GenerationParams(n_predict=5, stop=("x",), t_max_predict_ms=9, cache_prompt=False),
+        GenerationParams(n_predict=5, close_at_limit=True, stop=("x",), t_max_predict_ms=9, cache_prompt=False),
     )
     made = make_job("id", [1, 2], tuning, preserved=frozenset({EOS}), return_progress=True)
     assert made == Job(
@@ -234,6 +234,7 @@ def test_tuning_reaches_the_job() -> None:
         (1, 2),
         SamplingParams(seed=3, top_k=7),
         n_predict=5,
+        close_at_limit=True,
         stop=("x",),
         t_max_predict_ms=9,
         cache_prompt=False,

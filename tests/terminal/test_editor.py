@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from prompt_toolkit.output import DummyOutput
 
 from minka.terminal.editor import MAX_ENTRY, Editor, history_path, open_history
 from minka.terminal.slash import NAMES
+from tests.terminal.keyboard import Terminal
 
 ENTER, ALT_ENTER, CTRL_C, CTRL_D, UP = "\r", "\x1b\r", "\x03", "\x04", "\x1b[A"
 
@@ -121,3 +124,23 @@ def test_the_place_of_the_history(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert history_path() == tmp_path / ".local" / "state" / "minka" / "chat-history"
+
+
+READING = """
+from prompt_toolkit.history import InMemoryHistory
+from minka.terminal.editor import Editor
+Editor(InMemoryHistory(), [], multiline=False, colors=False).read()
+"""
+
+
+@pytest.mark.parametrize("wait_ms", [0, 0.3, 1, 5, 50])
+def test_a_request_to_terminate_gives_the_terminal_back(tmp_path: Path, wait_ms: float) -> None:
+    """Whatever the event loop does when the signal comes."""
+    (tmp_path / "reading.py").write_text(READING)
+    with Terminal("reading", env=os.environ, cwd=tmp_path) as terminal:
+        terminal.wait_prompt()
+        assert not terminal.echoes
+        time.sleep(wait_ms / 1e3)
+        terminal.process.terminate()
+        assert terminal.wait_end() == 143
+        assert terminal.echoes

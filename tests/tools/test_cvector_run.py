@@ -13,6 +13,7 @@ from minka.native.model import Model
 from minka.params import ContextParams, ModelParams
 from minka.tools import CvectorOptions, cvector
 from minka.tools.cvector_run import _differences, describe, principal, read_prompts, write
+from minka.tools.scoring_context import Hardware
 from tests import tiny
 from tests.tiny_fixtures import TinyModels
 
@@ -32,7 +33,7 @@ def differences(path: Path) -> list[F32]:
     pairs = [(a.encode(), b.encode()) for a, b in zip(POSITIVE, NEGATIVE, strict=True)]
     model = Model.load(path, ModelParams(n_gpu_layers=0))
     try:
-        return _differences(model, CONTEXT, pairs, lambda done, total: None)
+        return _differences(model, CONTEXT, Hardware(), pairs, lambda done, total: None)
     finally:
         model.close()
 
@@ -86,8 +87,8 @@ def test_steering_with_a_direction_moves_the_text_along_it(path: Path, tmp_path:
     model = Model.load(path, ModelParams(n_gpu_layers=0))
     try:
         pairs = [(POSITIVE[0].encode(), NEGATIVE[0].encode())]
-        moved = _differences(model, steered, pairs, lambda done, total: None)
-        plain = _differences(model, CONTEXT, pairs, lambda done, total: None)
+        moved = _differences(model, steered, Hardware(), pairs, lambda done, total: None)
+        plain = _differences(model, CONTEXT, Hardware(), pairs, lambda done, total: None)
     finally:
         model.close()
     np.testing.assert_allclose(moved[0], plain[0], atol=1e-5)  # nothing is added to layer 0

@@ -281,7 +281,9 @@ def test_what_cannot_be_done_is_said(sources: Path, tiny_models: TinyModels, tmp
     assert "longer than the 2048" in refused(replace(text, text=golden.words(3000), file=None), size=2100)
     assert "cannot read the text" in refused(replace(text, file=tmp_path / "none.txt"))
     assert "does not exist; create it first" in refused(replace(text, output=tmp_path / "none" / "x.gguf"))
-    assert "it is a folder" in refused(replace(text, output=tmp_path))
+    assert "is a folder" in refused(replace(text, output=tmp_path))
+    assert "is the input" in refused(replace(text, output=sources / "text.txt"))
+    assert "is the input" in refused(replace(text, output=sources / "llama.gguf"))
     assert "nothing to save" in refused(replace(text, chunks=1), size=8)  # products of fewer than 16 rows do not count
     assert "embeddings" in refused(text, name="bert")
     assert "logits are NaN" in refused(replace(text, perplexity=True), name="nan")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -84,6 +85,9 @@ def test_what_is_sent_is_http() -> None:
     ("answer", "message"),
     [
         (plain("503 Busy", b"come back later"), "POST /x got 503: come back later"),
+        (plain("400 No", b'{"error": {"message": "too\\nlong"}}'), "POST /x got 400: too long"),
+        (plain("400 No", b'{"error": "\x1b[2J"}\r\n' + b"x" * 400), re.escape(r'got 400: {"error": "\x1b[2J"} xxx')),
+        (plain("400 No", b"[" * 20000), re.escape("got 400: [[[")),
         (b"HTTP/1.1 200 OK\r\n\r", "closed before the headers ended"),
         (b"SSH-2.0-OpenSSH_9\r\n\r\n", r"no HTTP/1\.1 response"),
         (chunked(b"data: 1\n\n", end=False), "in the middle of a body"),

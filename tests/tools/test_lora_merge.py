@@ -250,7 +250,7 @@ def test_files_that_are_no_adapters(tiny_models: TinyModels, tmp_path: Path) -> 
 def test_the_output_is_no_input_and_a_failure_leaves_the_old_one(tiny_models: TinyModels, tmp_path: Path) -> None:
     base = tmp_path / "base.gguf"
     base.write_bytes(tiny_models("llama").read_bytes())
-    with pytest.raises(UsageError, match="is an input"):
+    with pytest.raises(UsageError, match="is the input"):
         lora_export(base, [(tiny_models("lora"), 1.0)], base)
     with pytest.raises(UsageError, match="there is no adapter"):
         lora_export(base, [], tmp_path / "out.gguf")

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import os
+import resource
 import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from minka.errors import UsageError
+from minka.errors import MinkaError, UsageError
 from minka.params import ContextParams
 from minka.tools.perplexity_base import BaseReader, BaseWriter, scored_rows
 from minka.tools.perplexity_text import TextOptions, perplexity
@@ -111,3 +113,40 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         BaseReader(tmp_path / "missing")
     with pytest.raises(UsageError, match="is a folder"), BaseWriter(tmp_path, N_CTX, TOKENS, N_VOCAB):
         pass
+
+
+def test_a_full_disk_is_one_error_and_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "base"
+    path.write_bytes(b"old")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    many = np.zeros(1 << 16, np.int32)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+    try:
+        with (
+            pytest.raises(MinkaError, match=r"cannot write .*base: File too large"),
+            BaseWriter(path, 8, many, N_VOCAB),
+        ):
+            pytest.fail("must not be entered")
+        with (
+            pytest.raises(MinkaError, match=r"cannot write .*base: File too large"),
+            BaseWriter(path, N_CTX, TOKENS, N_VOCAB) as writer,
+        ):
+            writer.write(np.zeros((1, 1 << 16), np.uint16), complete=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("base", b"old")]
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_is_no_base_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="it is a pipe"):
+        BaseReader(tmp_path / "pipe")
+
+
+def test_the_model_is_not_overwritten(tiny_models: TinyModels, tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    model.write_bytes(before := tiny_models("llama").read_bytes())
+    with pytest.raises(UsageError, match="is the input"):
+        perplexity(model, story(), TextOptions(64, 2, base_file=model), context=ContextParams(threads=1, warmup=False))
+    assert model.read_bytes() == before

@@ -29,7 +29,6 @@ class AsyncLLM(LoadedModel):
     """
 
     _inbox: LoopInbox | None = None
-    _loop: asyncio.AbstractEventLoop | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -75,7 +74,7 @@ class AsyncLLM(LoadedModel):
 
     def _own_inbox(self) -> LoopInbox:
         """The inbox of the running loop."""
-        loop = asyncio.get_running_loop()
-        if self._inbox is None or self._loop is not loop:
-            self._inbox, self._loop = LoopInbox(loop), loop
-        return self._inbox
+        loop, inbox = asyncio.get_running_loop(), self._inbox  # read once: other threads have loops of their own
+        if inbox is None or inbox.loop is not loop:
+            self._inbox = inbox = LoopInbox(loop)
+        return inbox

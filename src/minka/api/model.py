@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,6 +27,7 @@ class LoadedModel:
         be used.
         """
         self._runtime = load(keyword_settings(model, parameters, lora))
+        self._process = os.getpid()
 
     @property
     def n_ctx(self) -> int:
@@ -49,5 +51,6 @@ class LoadedModel:
         return self._served.tokenizer.detokenize(checked, special=special).decode("utf-8", "replace")
 
     def close(self) -> None:
-        """End all that runs and free the model. Idempotent."""
-        self._runtime.close()
+        """End all that runs and free the model. Idempotent. In a fork of the process that made it, it does nothing."""
+        if self._process == os.getpid():
+            self._runtime.close()

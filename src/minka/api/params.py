@@ -16,8 +16,8 @@ class SamplingParams:
     Names, ranges and meanings are those of the request fields in docs/parameters.md. `n`: completions of the prompt.
     `max_tokens`: the most tokens of each, -1 for as many as the context holds. `stop`: strings that end the text and
     are not part of it. `logprobs`: report the log probability of each token, and so many of the likeliest others.
-    `json_schema`: the text is JSON of this schema; `grammar`: it matches this GBNF grammar. `extra`: further request
-    fields by name.
+    `json_schema`: the text is JSON of this schema; `grammar`: it matches this GBNF grammar; `close_at_limit`: JSON that
+    is about to be cut is closed. `extra`: further request fields by name.
     """
 
     n: int | None = None
@@ -53,6 +53,7 @@ class SamplingParams:
     logprobs: int | None = None
     json_schema: Mapping[str, object] | None = None
     grammar: str | None = None
+    close_at_limit: bool | None = None
     priority: int | None = None
     cache_prompt: bool | None = None
     cache_salt: str | None = None

@@ -22,6 +22,7 @@ from minka.params import (
     ContextParams,
     EmbeddingParams,
     GenerationParams,
+    HardwareParams,
     Kind,
     LoraParams,
     ModelParams,
@@ -43,7 +44,7 @@ else:
 
 GROUPS = (
     *(ModelParams, ContextParams, CacheParams, SamplingParams, GenerationParams, ChatParams),
-    EmbeddingParams,
+    *(EmbeddingParams, HardwareParams),
 )
 
 Adapter = str | Path | tuple[str | Path, float]
@@ -82,6 +83,7 @@ def keyword_settings(model: str | Path | None, given: Mapping[str, object], lora
         engine=engine_config(cache, generation, QUEUE),
         lora=LoraParams(files=tuple(map(_adapter, lora))),
         embedding=_made(EmbeddingParams, given),
+        hardware=_made(HardwareParams, given),
     )
 
 

@@ -50,15 +50,21 @@ async def execute(lines: Iterable[Line], runtime: Runtime, n_parallel: int) -> A
         for line in lines:
             tasks.add(asyncio.create_task(_answer(line, runtime)))
             if len(tasks) >= n_parallel:
-                done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                yield [task.result() for task in done]
+                yield await _some(tasks)
         while tasks:
-            done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            yield [task.result() for task in done]
+            yield await _some(tasks)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _some(tasks: set[asyncio.Task[Result]]) -> list[Result]:
+    """Wait for some of the tasks and take out those that are done, all of them or, if one raises that, none."""
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    results = [task.result() for task in done]
+    tasks -= done
+    return results
 
 
 async def _answer(line: Line, runtime: Runtime) -> Result:

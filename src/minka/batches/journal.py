@@ -1,14 +1,16 @@
 """What an offline batch has done so far: a file beside its output, which a second run goes on from.
 
 Each line is the number of a request, whether it went well, and its result. A line without an end was cut off when the
-process was killed, and does not count.
+process was killed; neither it nor a damaged one counts, nor what comes behind it.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -17,6 +19,7 @@ from minka.batches.lines import Result
 from minka.errors import UsageError
 
 _FORMAT = 1
+_LINE = re.compile(rb"([0-9]{1,9}) ([01]) .*\n", re.DOTALL)
 
 
 class Journal:
@@ -25,7 +28,7 @@ class Journal:
     def __init__(self, path: Path, source: Path, model: str) -> None:
         """Open the journal of the batch `source` with a model; goes on with the one that is there.
 
-        Raises UsageError if that one is of another batch or model, or the file cannot be written.
+        Raises UsageError if that one is of another batch or model or in use, or the file cannot be written.
         """
         head = json.dumps({"format": _FORMAT, "input": _digest(source), "model": model}).encode() + b"\n"
         self._path = path
@@ -35,6 +38,11 @@ class Journal:
             self._file: BinaryIO = path.open("r+b" if path.exists() else "x+b")
         except OSError as error:
             raise UsageError(f"cannot write {path}: {error.strerror}") from None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise UsageError(f"{path} is in use: another run works on this batch") from None
         end = self._read(head)
         self._file.truncate(end)
         self._file.seek(end)
@@ -53,8 +61,11 @@ class Journal:
                     f"{self._path} is of another input or model: go on with those, or remove the file to begin anew"
                 )
             if end:
-                number, ok, data = raw.split(b" ", 2)
-                self._places[int(number)] = (end + len(number) + len(ok) + 2, len(data), ok == b"1")
+                line = _LINE.fullmatch(raw)
+                if line is None:
+                    break
+                at = line.end(2) + 1
+                self._places[int(line[1])] = (end + at, len(raw) - at, line[2] == b"1")
             end += len(raw)
         return end
 

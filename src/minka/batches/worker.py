@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from pathlib import Path
 
 from minka.batches.execute import execute
 from minka.batches.lines import Line, Result, check_file, parse_line, read_lines, unanswered
@@ -52,7 +53,7 @@ class Worker:
         """There is something new in the store."""
         self._news.set()
 
-    def cancel(self, id: str) -> BatchFacts:
+    def cancel(self, id: str, tenant: str = "") -> BatchFacts:
         """Cancel a batch; what it has by now is kept. Raises NotFoundError, and RequestError if it has ended."""
 
         def cancelling(facts: BatchFacts) -> BatchFacts:
@@ -60,7 +61,7 @@ class Worker:
                 raise RequestError(f"a batch that is {facts.status} cannot be cancelled", param="batch_id")
             return replace(facts, status="cancelling", cancelling_at=facts.cancelling_at or int(time.time()))
 
-        return self.store.change(id, cancelling)
+        return self.store.change(self.store.batch(id, tenant), cancelling)
 
     async def _work(self, runtime: Runtime) -> None:
         while True:
@@ -83,23 +84,42 @@ class Worker:
         return next((batch for batch in waiting if batch.status == "cancelling"), waiting[0] if waiting else None)
 
     async def _bring_on(self, batch: BatchFacts, runtime: Runtime) -> None:
-        """Bring a batch to its next state."""
-        match batch.status:
-            case "validating":
-                facts = await asyncio.to_thread(self._validate, batch)
-            case "in_progress":
-                facts = await self._run(batch, runtime)
-            case "finalizing":
-                facts = await asyncio.to_thread(self.store.finish, batch.id, "completed")
-            case _:
-                facts = await asyncio.to_thread(self.store.finish, batch.id, "cancelled")
+        """Bring a batch to its next state. A bug that is in its way is the end of this batch alone."""
+        try:
+            facts = await self._next_state(batch, runtime)
+        except (UnavailableError, OSError, sqlite3.Error):
+            raise
+        except Exception:
+            log.exception("%s cannot go on", batch.id)
+            facts = await asyncio.to_thread(self._give_up, batch)
         log.info(
             "%s is %s: %d done, %d failed, of %d", facts.id, facts.status, facts.completed, facts.failed, facts.total
         )
 
+    async def _next_state(self, batch: BatchFacts, runtime: Runtime) -> BatchFacts:
+        match batch.status:
+            case "validating":
+                return await asyncio.to_thread(self._validate, batch)
+            case "in_progress":
+                return await self._run(batch, runtime)
+            case "finalizing":
+                return await asyncio.to_thread(self.store.finish, batch, "completed")
+            case _:
+                return await asyncio.to_thread(self.store.finish, batch, "cancelled")
+
+    def _give_up(self, batch: BatchFacts) -> BatchFacts:
+        """End a batch with what it has."""
+        told = Problem("server_error", "internal error of the server; its log has the details")
+
+        def failed(facts: BatchFacts) -> BatchFacts:
+            return replace(facts, problems=(told,), status="failed", failed_at=int(time.time()))
+
+        changed = self.store.change(batch, failed)
+        return self.store.finish(batch, "failed") if batch.status == "in_progress" else changed
+
     def _validate(self, batch: BatchFacts) -> BatchFacts:
         try:
-            n_lines, problems = check_file(self.store.path(batch.input_file_id), (batch.endpoint,))
+            n_lines, problems = check_file(self._input(batch), (batch.endpoint,))
         except NotFoundError as error:
             n_lines, problems = 0, [Problem("file_not_found", error.message, param="input_file_id")]
         now = int(time.time())
@@ -111,7 +131,10 @@ class Worker:
                 return replace(facts, status="failed", failed_at=now, problems=tuple(problems))
             return replace(facts, status="in_progress", in_progress_at=now, total=n_lines)
 
-        return self.store.change(batch.id, checked)
+        return self.store.change(batch, checked)
+
+    def _input(self, batch: BatchFacts) -> Path:
+        return self.store.path(batch.input_file_id, batch.tenant)
 
     async def _run(self, batch: BatchFacts, runtime: Runtime) -> BatchFacts:
         """Work on the lines that have no result, until there are none, or the batch is cancelled or out of time."""
@@ -119,7 +142,7 @@ class Worker:
         try:
             while not await self._interrupted(running, batch.expires_at):
                 self._news.clear()
-                facts = await asyncio.to_thread(self.store.batch, batch.id)
+                facts = await asyncio.to_thread(self.store.batch, batch.id, batch.tenant)
                 if facts.status != "in_progress":
                     return facts
         finally:
@@ -127,7 +150,7 @@ class Worker:
             await asyncio.wait([running])
         if not running.cancelled():
             running.result()
-            return await asyncio.to_thread(self.store.change, batch.id, _finalizing)
+            return await asyncio.to_thread(self.store.change, batch, _finalizing)
         return await asyncio.to_thread(self._expire, batch)
 
     async def _interrupted(self, running: asyncio.Task[None], until: float) -> bool:
@@ -153,7 +176,7 @@ class Worker:
                     await asyncio.wait([saving])  # nothing may be written behind the end of a batch
 
     def _lines(self, batch: BatchFacts, done: frozenset[int]) -> Iterator[Line]:
-        for number, raw in read_lines(self.store.path(batch.input_file_id)):
+        for number, raw in read_lines(self._input(batch)):
             if number not in done:
                 yield parse_line(number, raw, (batch.endpoint,))
 
@@ -163,11 +186,11 @@ class Worker:
         message = "This request could not be executed before the completion window expired."
         late: list[Result] = [
             unanswered(number, raw, "batch_expired", message)
-            for number, raw in read_lines(self.store.path(batch.input_file_id))
+            for number, raw in read_lines(self._input(batch))
             if number not in done
         ]
         self.store.save(batch.id, late)
-        return self.store.finish(batch.id, "expired" if late else "completed")
+        return self.store.finish(batch, "expired" if late else "completed")
 
 
 def _finalizing(facts: BatchFacts) -> BatchFacts:

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from minka.chat.formats.format import PastCall
+from minka.chat.formats.generic import generic
 from minka.chat.messages import Message, TextPart, ToolCall
 from minka.chat.profile import Json, Profile, with_reasoning
 from minka.errors import RequestError
 
 CALL_FORM = '{"tool_calls": [{"name": "FUNCTION_NAME", "arguments": {"ARGUMENT_NAME": "VALUE"}}]}'
 """How a model is asked to write a call if its template has no form of its own."""
+
+Write = Callable[[Sequence[PastCall]], str]
+"""How the family of a template writes calls (`Format.write`)."""
 
 TOOLS_TEXT = """You can call functions to help with the request. These are the functions, as JSON:
 
@@ -45,6 +50,9 @@ class Quirks:
     merged_results: bool
     """The first templates of Gemma 4 want the results of a call in the message that made it."""
 
+    tools_in_message: bool
+    """Phi-4-mini wants its tools as text, in a key `tools` of the system message."""
+
     @classmethod
     def of(cls, source: str) -> Quirks:
         """The quirks of a template source."""
@@ -53,31 +61,47 @@ class Quirks:
             trim="You have access to the following functions in JSONSchema format" in source,
             functions_text="functools[" in source,
             merged_results="'<|tool_call>call:'" in source and "{#- OpenAI Chat Completions:" not in source,
+            tools_in_message="'<|tool|>' + message['tools']" in source,
         )
 
     def extended(self, variables: Json) -> Json:
         """Template variables with those that only this family has."""
+        tools = _list(variables.get("tools"))
+        if self.tools_in_message and tools:
+            text = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
+            first, *rest = turns = _list(variables["messages"])
+            if first["role"] != "system":
+                first, rest = {"role": "system", "content": ""}, turns
+            return {**variables, "messages": [{**first, "tools": text}, *rest]}
         if not self.functions_text or "functions" in variables:
             return variables
-        tools = variables.get("tools")
         return {**variables, "functions": json.dumps(tools, ensure_ascii=False, indent=4) if tools else ""}
 
 
 def adapt(
-    messages: Sequence[Message], tools: Sequence[Mapping[str, object]], profile: Profile, quirks: Quirks
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, object]],
+    profile: Profile,
+    quirks: Quirks,
+    write: Write | None = None,
 ) -> tuple[list[Json], list[Json]]:
     """The template's `messages` and `tools` (empty if there are none, or if the system message tells of them).
 
-    Raises RequestError if a call's arguments are no JSON and the template needs an object.
+    `write` is how the model writes calls, None if no family knows its template: calls that the template does not show
+    are written so, or in the generic form. Raises RequestError if a call's arguments are no JSON object and the
+    template, or the family, needs one.
     """
     caps = profile.caps
     described = [_tool(tool) for tool in tools]
     turns = [_role(_trimmed(message) if quirks.trim else message, quirks) for message in messages]
-    if not caps.supports_tool_calls:
-        turns = [_call_as_text(turn) for turn in turns]
+    shows_tools = caps.supports_tools and (caps.supports_tool_calls or write is not None)
+    shows_calls = caps.supports_tool_calls and (bool(tools) or not profile.calls_need_tools)
+    if not shows_calls:
+        own = write if shows_tools and write else generic(None).write
+        turns = [_call_as_text(turn, own) for turn in turns]
     if not profile.tool_role:
         turns = _results_as_user(turns)
-    if described and not caps.supports_tools:
+    if described and not shows_tools:
         form = profile.call_example or CALL_FORM
         text = TOOLS_TEXT.format(tools=json.dumps(described, ensure_ascii=False, indent=2), form=form)
         turns = _with_system(turns, text)
@@ -106,13 +130,12 @@ def _role(message: Message, quirks: Quirks) -> Message:
     return message
 
 
-def _call_as_text(message: Message) -> Message:
-    """An assistant's calls in the form that the description of the tools asks for."""
+def _call_as_text(message: Message, write: Write) -> Message:
+    """An assistant's calls as content, as it wrote them."""
     if not message.tool_calls:
         return message
-    calls = [{"name": call.name, "arguments": _parsed(call.arguments)} for call in message.tool_calls]
-    text = json.dumps({"tool_calls": calls}, ensure_ascii=False)
-    return replace(message, content=_joined([message.text(), text], "\n\n"), tool_calls=())
+    calls = [PastCall(call.name, _parsed(call.arguments), call.id) for call in message.tool_calls]
+    return replace(message, content=_joined([message.text(), write(calls)], "\n\n"), tool_calls=())
 
 
 def _results_as_user(turns: Iterable[Message]) -> list[Message]:

@@ -77,6 +77,7 @@ class _Probe:
         return Profile(
             caps=caps,
             thinking=reasoning_marks is not None or self._speaks_of_thinking(),
+            calls_need_tools=calls and not _has(self._chat(self._call_turns(SHORT_ID)), VALUE),
             tool_role=_has(calls_text, RESULT) if calls else self._tool_role(),
             short_ids=calls and self._chat(self._call_turns(LONG_ID), tools=True) is None,
             reasoning_field=reasoning_field,

@@ -45,12 +45,14 @@ class Profile:
     """Caps, and what else the adapting of messages has to know.
 
     `thinking`: the template knows reasoning, so `enable_thinking` is true unless somebody says otherwise.
+    `calls_need_tools`: tool calls only come out where tools are given, as in Hunyuan's.
     `tool_role`: messages with the role "tool" come out. `short_ids`: call ids must be nine letters or digits.
     `call_example`: how the template writes a tool call, empty if it writes none.
     """
 
     caps: Caps
     thinking: bool
+    calls_need_tools: bool
     tool_role: bool
     short_ids: bool
     reasoning_field: ReasoningField

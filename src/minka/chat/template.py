@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import cached_property
 from typing import Protocol
 
 from minka.chat.adapt import Quirks, adapt
 from minka.chat.budget import Limits
 from minka.chat.builtin import BUILTIN
+from minka.chat.formats.families import find_family
+from minka.chat.formats.format import Format
 from minka.chat.messages import Message
 from minka.chat.probe import probe
 from minka.chat.profile import (
@@ -26,7 +29,7 @@ from minka.chat.profile import (
     reasoning_effort,
 )
 from minka.chat.program import Clock, Program, local_time
-from minka.errors import ModelError, RequestError, UnsupportedError
+from minka.errors import ModelError, RequestError, UnsupportedError, UsageError
 
 log = logging.getLogger(__name__)
 
@@ -182,6 +185,10 @@ class _Variant:
         self._quirks = Quirks.of(source)
 
     @cached_property
+    def _family(self) -> Format | None:
+        return find_family(self.source)
+
+    @cached_property
     def profile(self) -> Profile:
         self.program.check()
         return probe(self._try)
@@ -196,7 +203,8 @@ class _Variant:
                 f"chat_template_kwargs cannot set {name!r}: send it as a field of the request",
                 param=f"chat_template_kwargs.{name}",
             )
-        wire, described = adapt(messages, tools, self.profile, self._quirks)
+        write = self._family.write if self._family else None
+        wire, described = adapt(messages, tools, self.profile, self._quirks, write)
         variables = self._variables({"messages": wire, "add_generation_prompt": add_generation_prompt}, kwargs)
         if described:
             variables["tools"] = described
@@ -269,8 +277,13 @@ def select_template(
 ) -> Template:
     """The template to use: the user's `override` (a built-in name or a source), else the model's, else ChatML.
 
-    A model that has only a tool-use template uses it for everything. `legacy` set means `--no-jinja`.
+    A model that has only a tool-use template uses it for everything. `legacy` set means `--no-jinja`. Raises UsageError
+    for an `override` that is neither a name nor Jinja: as a template, a misspelt name would be every prompt.
     """
+    if override and "{" not in override and override not in BUILTIN and legacy is None:
+        near = get_close_matches(override[:64], BUILTIN, 1)
+        hint = f"; did you mean {near[0]}?" if near else f"; the names are {', '.join(BUILTIN)}"
+        raise UsageError(f"the chat template {override[:64]!r} is no built-in one and no Jinja{hint}")
     source = override or model_template
     tool_use = None if override else model_tool_use
     if not source or source == "chatml":

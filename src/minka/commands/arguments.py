@@ -20,11 +20,9 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 from minka.errors import UsageError
 from minka.params import (
     GROUPS,
-    IGNORED,
     INT32_MAX,
     UNSUPPORTED,
     BadValueError,
-    Foreign,
     GenerationParams,
     Kind,
     Row,
@@ -36,7 +34,6 @@ from minka.params import (
     samplers_from_letters,
     samplers_from_names,
 )
-from minka.version import VERSION
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -224,27 +221,6 @@ class _Set(argparse.Action):
         setattr(namespace, self.dest, value)
 
 
-class _Foreign(argparse.Action):
-    """A flag of llama-server without a row: ignored, or refused but for the values that ask for nothing."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, *, foreign: Foreign, ignored: bool) -> None:
-        nargs = foreign.values if foreign.values != 1 else None
-        super().__init__(option_strings, argparse.SUPPRESS, nargs, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-        self.foreign = foreign
-        self.ignored = ignored
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> None:
-        if self.ignored or option_string in self.foreign.negated or values in self.foreign.off:
-            return
-        raise UsageError(f"{option_string} is a llama-server flag that {self.foreign.note}")
-
-
 def default_text(row: Row) -> str:
     """A row's default as it is written on a command line; empty if there is none."""
     words = {value: word for word, value in row.param.named}
@@ -277,13 +253,8 @@ def add_parameters(
     parser: argparse.ArgumentParser,
     *classes: type[DataclassInstance],
     omit: Collection[str] = (),
-    llama_server: bool = False,
 ) -> None:
-    """Declare the flags of some dataclasses of the table; `resolve` reads them.
-
-    `omit` are attributes to leave out. `llama_server`: take any command line of llama-server, that is, ignore or refuse
-    by name the flags that have no row.
-    """
+    """Declare the flags of some dataclasses of the table, but for attributes in `omit`; `resolve` reads them."""
     groups: dict[str, argparse._ArgumentGroup] = {}
     for cls in classes:
         for row in rows(cls):
@@ -292,11 +263,6 @@ def add_parameters(
             title = row.param.topic or GROUPS[cls]
             group = groups.get(title) or groups.setdefault(title, parser.add_argument_group(title))
             _add_row(group, _dest(cls, row), row)
-    if llama_server:
-        parser.add_argument("--usage", action="help", help=argparse.SUPPRESS)
-        parser.add_argument("--version", action="version", version=f"minka {VERSION}", help="print the version")
-        for foreign, ignored in [(f, True) for f in IGNORED] + [(f, False) for f in UNSUPPORTED]:
-            parser.add_argument(*foreign.flags, *foreign.negated, action=_Foreign, foreign=foreign, ignored=ignored)
 
 
 def _add_row(group: argparse._ArgumentGroup, dest: str, row: Row) -> None:
@@ -339,7 +305,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError."""
-        raise UsageError(message)
+        hint = f"; `{self.prog} --help` explains them" if message.startswith("the following arguments") else ""
+        raise UsageError(message + hint)
 
     def format_usage(self) -> str:
         """One line: the command, [options], its positional arguments."""
@@ -355,6 +322,17 @@ class Parser(argparse.ArgumentParser):
         formatter.add_usage(None, [action for action in self._actions if not action.option_strings], [], "")
         words = formatter.format_help().split()
         return " ".join([self.prog, "[options]", *words[len(self.prog.split()) :]])
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        """As argparse's, but a word without a flag raises UsageError, which says where it belongs."""
+        found, rest = self.parse_known_args(args, namespace)
+        if rest:
+            flag = "-m" if rest[0].lower().endswith(".gguf") else "-p"
+            use = f"; did you mean {flag} {rest[0]!r}?" if flag in self._option_string_actions else ""
+            raise UsageError(f"{rest[0]!r} belongs to no flag{use}")
+        return found
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -398,9 +376,11 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"there is no flag {flag}{self._suggestion(flag)}")
 
     def _suggestion(self, word: str) -> str:
-        known = [flag for flag, action in self._option_string_actions.items() if not isinstance(action, _Foreign)]
+        shown = self._option_string_actions.items()
+        known = [flag for flag, action in shown if action.help is not argparse.SUPPRESS]
         alike = [flag for flag in known if flag.startswith("--") == word.startswith("--")]
-        near = [flag for flag in alike if flag.startswith(word)] or difflib.get_close_matches(word, alike, 1)
+        near = [flag for flag in known if flag == f"-{word}"] or [flag for flag in alike if flag.startswith(word)]
+        near = near or difflib.get_close_matches(word, alike, 1)
         return f"; did you mean {near[0]}?" if near else ""
 
 
@@ -449,6 +429,6 @@ def foreign_env(env: Mapping[str, str]) -> tuple[str, ...]:
         if text and text not in foreign.off and not (foreign.values == 0 and text.lower() in FALSE_WORDS):
             found.append(
                 f"the environment variable {foreign.env} has no effect: "
-                f"{foreign.flags[0]} is a llama-server flag that {foreign.note}"
+                f"{foreign.flags[0]} is a llama.cpp flag that {foreign.note}"
             )
     return tuple(found)

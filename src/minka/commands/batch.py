@@ -7,6 +7,7 @@ the same order. A run that was interrupted is taken up again by the same command
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from argparse import ArgumentParser, Namespace
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 from minka.commands.arguments import add_parameters, resolve
 from minka.commands.chat import start_log
 from minka.commands.command import Command
+from minka.commands.llama_flags import add_llama_server
 from minka.commands.settings import GROUPS, settings
 from minka.errors import UsageError
 from minka.params import EmbeddingParams, LogParams
@@ -36,6 +38,7 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument("input", metavar="INPUT", help="a file with a request a line (JSONL)")
     parser.add_argument("-o", "--output", metavar="FILE", help="where the answers go; it is written at the end")
     add_parameters(parser, *GROUPS, EmbeddingParams, QuietParams, LogParams, omit=("verbosity",))
+    add_llama_server(parser)
 
 
 def run(args: Namespace) -> int:
@@ -60,8 +63,11 @@ def run(args: Namespace) -> int:
         raise UsageError(f"{output} cannot be written: give the name of a file in a folder that exists")
     wanted = replace(settings(args), embedding=resolve(args, EmbeddingParams, os.environ))
     with closing(load(wanted)) as runtime:
-        name = runtime.served.model.name
-        with closing(Journal(output.with_name(f"{output.name}.partial"), source, name)) as journal:
+        name, partial = runtime.served.model.name, output.with_name(f"{output.name}.partial")
+        if not partial.exists() and _is_done(source, output, name):
+            print(f"all {n_lines} requests were done before; to do them again, remove {output}", file=sys.stderr)
+            return 0
+        with closing(Journal(partial, source, name)) as journal:
             with Meter("requests", n_lines) as meter:
                 asyncio.run(_work(source, journal, runtime, meter))
             with replacing(output, force=True, inputs=(source,)) as out:
@@ -87,6 +93,22 @@ def _checked(source: Path, urls: tuple[str, ...]) -> int:
         more = f" ({len(problems) - 1} more problems follow)" if len(problems) > 1 else ""
         raise UsageError(f"{where}: {first.message}{more}")
     return n_lines
+
+
+def _is_done(source: Path, output: Path, model: str) -> bool:
+    """Whether the output has a good answer of this model to each request, as a run leaves it that came to its end."""
+    from minka.batches.lines import read_lines
+
+    if not output.exists() or output.stat().st_mtime < source.stat().st_mtime:
+        return False
+    try:
+        answers = [json.loads(raw) for _, raw in read_lines(output)]
+        ids = [answer["custom_id"] for answer in answers if answer["response"]["status_code"] == 200]
+        models = {answer["response"]["body"].get("model", model) for answer in answers}
+    except (ValueError, LookupError, TypeError, AttributeError):  # another file of that name, which is replaced
+        return False
+    asked = (json.loads(raw)["custom_id"] for _, raw in read_lines(source))
+    return models == {model} and len(ids) == len(answers) and ids == list(asked)
 
 
 async def _work(source: Path, journal: Journal, runtime: Runtime, meter: Meter) -> None:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 from minka.commands.arguments import add_parameters, resolve
 from minka.commands.command import Command
+from minka.commands.llama_flags import add_llama_tool
 from minka.commands.meter import Meter
-from minka.commands.placement import add_placement, hardware, ignore_sampling
+from minka.commands.placement import LORA, hardware
 from minka.errors import UsageError
-from minka.params import ContextParams, LogParams, ModelParams
+from minka.params import ContextParams, HardwareParams, LogParams, LoraParams, ModelParams
 
 if TYPE_CHECKING:
     from minka.tools.bench_batched import BatchedResult, BatchedRun, Setup, Shapes
@@ -41,9 +42,9 @@ def configure(parser: ArgumentParser) -> None:
     group.add_argument(
         "--output-format", choices=("md", "jsonl"), default="md", metavar="md|jsonl", help="(default: md)"
     )
-    add_parameters(parser, ModelParams, ContextParams, LogParams, omit=_UNUSED)
-    add_placement(parser)
-    ignore_sampling(parser)
+    groups = (ModelParams, HardwareParams, LoraParams, ContextParams, LogParams)
+    add_parameters(parser, *groups, omit={*_UNUSED, *LORA})
+    add_llama_tool(parser)
 
 
 def run(args: Namespace) -> int:

@@ -17,10 +17,19 @@ from typing import TYPE_CHECKING, NamedTuple
 from minka.commands.arguments import parse_bool
 from minka.commands.bench_serve import configure_serve, run_serve
 from minka.commands.command import Command
+from minka.commands.llama_flags import ListDevices
 from minka.commands.meter import Meter
-from minka.commands.placement import LAZY_MODES, NUMA_MODES, ListDevices, parse_overrides
 from minka.errors import UsageError
-from minka.params import CACHE_TYPES, INT32_MAX, LOAD_MODES, BadValueError, LogParams, ModelParams
+from minka.params import (
+    CACHE_TYPES,
+    INT32_MAX,
+    LAZY_MODES,
+    LOAD_MODES,
+    NUMA_MODES,
+    BadValueError,
+    LogParams,
+    ModelParams,
+)
 from minka.version import VERSION
 
 if TYPE_CHECKING:
@@ -238,7 +247,7 @@ def parse_values(field: str, text: str) -> Iterable[object]:
         case "tensor_split":
             return parse_splits(text)
         case "tensor_buft_overrides":
-            return [tuple(parse_overrides(word, ";")) if word else () for word in text.split(",")]
+            return [tuple(_overrides(word.split(";"))) if word else () for word in text.split(",")]
         case _:
             low, high = _LIMITS.get(field, (0, INT32_MAX))
             return parse_range(text, low=low, high=high)
@@ -268,6 +277,12 @@ def _switch(word: str) -> str:
         return "on" if parse_bool(word) else "off"
     except BadValueError:
         raise UsageError(f"{word!r} is not one of on, off, auto") from None
+
+
+def _overrides(words: Iterable[str]) -> Iterable[tuple[str, str]]:
+    from minka.native.placement import parse_overrides
+
+    return parse_overrides(words)
 
 
 def _devices(word: str) -> tuple[str, ...] | None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 from minka.commands.arguments import add_parameters, default_text, parse_bool, parse_text, resolve, unescape
 from minka.commands.command import Command
+from minka.commands.llama_flags import add_llama_server, add_llama_tool
 from minka.commands.settings import GROUPS, settings
 from minka.errors import UsageError
 from minka.params import Kind, LogParams, Row
@@ -24,7 +25,7 @@ from minka.version import VERSION
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from minka.runtime import Runtime
+    from minka.runtime import Runtime, Settings
     from minka.terminal.answer import ModelResponder
     from minka.terminal.output import Output, Screen
     from minka.terminal.reader import Reader
@@ -32,17 +33,23 @@ if TYPE_CHECKING:
 
 def configure(parser: ArgumentParser) -> None:
     """The flags of the conversation, then those of the model."""
-    add_parameters(parser, ChatOptions, *GROUPS, QuietParams, LogParams, omit=OMITTED, llama_server=True)
+    add_parameters(parser, ChatOptions, *GROUPS, QuietParams, LogParams, omit=OMITTED)
+    add_llama_server(parser)
+    add_llama_tool(parser)
 
 
 def run(args: Namespace) -> int:
     """Hold a conversation, or answer one message."""
+    options, log = resolve(args, ChatOptions, os.environ), start_log(args)
+    return hold(options, settings(args), verbose=log.verbose)
+
+
+def hold(options: ChatOptions, wanted: Settings, *, verbose: bool) -> int:
+    """Hold the conversation that the options describe, or answer their message. The exit code."""
     from minka.terminal import prompts
     from minka.terminal.files import check_place
     from minka.terminal.loading import load_model
 
-    options, log = resolve(args, ChatOptions, os.environ), start_log(args)
-    wanted = settings(args)
     is_typed = options.simple_io or (sys.stdin is not None and sys.stdin.isatty())
     is_asked = options.prompt is not None or options.file is not None
     goes_on = options.conversation or (is_typed and not is_asked)
@@ -57,7 +64,7 @@ def run(args: Namespace) -> int:
     with closing(load_model(wanted)) as runtime:
         if goes_on:
             return _converse(runtime, options, first, system, special=wanted.chat.special)
-        return _answer(runtime, options, first, system, special=wanted.chat.special, verbose=log.verbose)
+        return _answer(runtime, options, first, system, special=wanted.chat.special, verbose=verbose)
 
 
 def start_log(args: Namespace) -> LogParams:

@@ -15,8 +15,10 @@ from pathlib import Path
 from minka.commands.actions import Action, add_actions, run_action
 from minka.commands.arguments import add_parameters, resolve
 from minka.commands.command import Command
+from minka.commands.llama_flags import add_llama_tool
+from minka.commands.placement import LORA, hardware
 from minka.errors import UsageError
-from minka.params import ContextParams, LogParams, ModelParams
+from minka.params import ContextParams, HardwareParams, LogParams, LoraParams, ModelParams
 
 DEFAULT_OUTPUT = Path("control_vector.gguf")
 _OMITTED = {"alias", "tags", "parallel", "kv_unified", "kv_unified_per_slot", "cont_batching"}
@@ -48,7 +50,9 @@ def _generate_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--pca-iter", type=int, default=1000, metavar="N", help=text)
     text = "steps between two looks at whether it has come to rest (default: 100)"
     group.add_argument("--pca-batch", type=int, default=100, metavar="N", help=text)
-    add_parameters(parser, ModelParams, ContextParams, LogParams, omit=_OMITTED)
+    groups = (ModelParams, HardwareParams, LoraParams, ContextParams, LogParams)
+    add_parameters(parser, *groups, omit={*_OMITTED, *LORA})
+    add_llama_tool(parser)
 
 
 def _generate(args: argparse.Namespace) -> int:
@@ -62,10 +66,14 @@ def _generate(args: argparse.Namespace) -> int:
     positive, negative = read_prompts(args.positive_file), read_prompts(args.negative_file)
     options = CvectorOptions(args.output, args.method, args.pca_iter, args.pca_batch)
     model, context = resolve(args, ModelParams, os.environ), resolve(args, ContextParams, os.environ)
+    where = hardware(args)
     with Meter("pairs", len(positive)) as meter:
-        report = cvector(
-            positive, negative, options, model, context, progress=lambda done, _: meter.advance() if done else None
-        )
+
+        def show(done: int, total: int) -> None:
+            if 0 < done <= total:
+                meter.advance()
+
+        report = cvector(positive, negative, options, model, context, hardware=where, progress=show)
     shares = [100 * share for share in report.explained]
     print(f"{len(positive)} pairs, {sum(report.n_rows) // report.n_layers} differences a layer")
     print(f"along the directions lie {min(shares):.1f} % to {max(shares):.1f} % of the differences' squares")

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 from minka.commands.arguments import FALSE_WORDS, TRUE_WORDS, add_parameters, resolve
 from minka.commands.command import Command
+from minka.commands.llama_flags import add_llama_tool
 from minka.errors import ModelError, UsageError
-from minka.params import ContextParams, LogParams, ModelParams
+from minka.params import ContextParams, HardwareParams, LogParams, ModelParams
 
 if TYPE_CHECKING:
     from minka.ggufs.dump import Json
@@ -43,19 +44,22 @@ def configure(parser: ArgumentParser) -> None:
     output.add_argument("-fitp", "--fit-print", metavar="on|off", help=f"{text} (env: LLAMA_ARG_FIT_ESTIMATE)")
     output.add_argument("--table", action="store_true", help="print a table of what is needed as well (Minka only)")
     output.add_argument("--json", action="store_true", help="print JSON (Minka only)")
-    add_parameters(parser, ModelParams, ContextParams, LogParams, omit=_OMITTED)
+    add_parameters(parser, ModelParams, HardwareParams, ContextParams, LogParams, omit=_OMITTED)
+    add_llama_tool(parser)
 
 
 def run(args: Namespace) -> int:
     """Fit and print flags, or print what is needed."""
     from minka import logs
-    from minka.tools.fit_run import estimate, fit
+    from minka.native.placement import placement
+    from minka.tools.fit_run import estimate, fit, flags
 
     logs.configure(resolve(args, LogParams, os.environ))
     words = _words(args, os.environ)
     model, context = resolve(args, ModelParams, os.environ), resolve(args, ContextParams, os.environ)
+    where = placement(resolve(args, HardwareParams, os.environ))
     if _switch("--fit-print", words["fit_print"]):
-        _print_needs(args, estimate(model, context))
+        _print_needs(args, estimate(model, context, placement=where))
         return 0
     plan = fit(
         model,
@@ -63,8 +67,9 @@ def run(args: Namespace) -> int:
         min_ctx=_count("--fit-ctx", words["fit_ctx"] or "4096"),
         margins=_sizes("--fit-target", words["fit_target"] or "1024"),
         budgets=_sizes("--fit-budget", words["fit_budget"]) if words["fit_budget"] else (),
+        placement=where,
     )
-    _print_plan(args, plan, model)
+    _print_plan(args, plan, flags(plan, model, where))
     if not plan.fits:
         raise ModelError(f"{plan.why}: it needs {_needs_text(plan)}")
     return 0
@@ -120,18 +125,16 @@ def _print_needs(args: Namespace, measured: Measured) -> None:
             print(f"{use.name} {need.model // _MIB} {need.context // _MIB} {need.compute // _MIB} ")
 
 
-def _print_plan(args: Namespace, plan: FitPlan, model: ModelParams) -> None:
-    from minka.tools.fit_run import flags
-
+def _print_plan(args: Namespace, plan: FitPlan, flags: str) -> None:
     if args.json:
-        found = {"fits": plan.fits, "flags": flags(plan, model), "n_ctx": plan.trial.n_ctx}
+        found = {"fits": plan.fits, "flags": flags, "n_ctx": plan.trial.n_ctx}
         layers = None if plan.trial.layers is None else list(plan.trial.layers)
         print(json.dumps({**found, "layers": layers, "host_experts": plan.trial.host_experts, **_json(plan.measured)}))
         return
     if args.table:
         print("\n".join(_table(plan.measured)), file=sys.stderr)
     if plan.fits:
-        print(flags(plan, model))
+        print(flags)
 
 
 def _needs_text(plan: FitPlan) -> str:

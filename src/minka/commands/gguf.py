@@ -211,7 +211,7 @@ def _edits(args: argparse.Namespace, source: GgufFile) -> dict[str, NewValue | N
 
 
 def _token_id(text: str) -> int:
-    if not text.isdecimal():
+    if not text.isdecimal() or len(text) > 9:
         raise UsageError(f"{text!r} is no token id")
     return int(text)
 

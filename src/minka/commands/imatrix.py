@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING
 
 from minka.commands.arguments import add_parameters, resolve, unescape
 from minka.commands.command import Command
+from minka.commands.llama_flags import add_llama_tool
+from minka.commands.placement import LORA, hardware
 from minka.errors import UsageError
-from minka.params import ContextParams, LogParams, ModelParams
+from minka.params import ContextParams, HardwareParams, LogParams, LoraParams, ModelParams
 
 if TYPE_CHECKING:
     from minka.tools.imatrix_run import ChunkProgress, ImatrixOptions, ImatrixReport
@@ -36,7 +38,9 @@ def configure(parser: ArgumentParser) -> None:
     """The tool's own flags, and those of model, context and log."""
     _add_text(parser)
     _add_matrix(parser)
-    add_parameters(parser, ModelParams, ContextParams, LogParams, omit=_OMITTED)
+    groups = (ModelParams, HardwareParams, LoraParams, ContextParams, LogParams)
+    add_parameters(parser, *groups, omit={*_OMITTED, *LORA})
+    add_llama_tool(parser)
 
 
 def _add_text(parser: ArgumentParser) -> None:
@@ -87,9 +91,10 @@ def run(args: Namespace) -> int:
     options = _options(args, in_files)
     if options.format == "gguf" and args.output_format is None and options.output.suffix != ".gguf":
         print(f"{options.output} will be in GGUF form; --output-format dat writes the older one", file=sys.stderr)
-    start = time.monotonic()
+    where, start = hardware(args), time.monotonic()
     with _show_progress() as progress:
-        report = imatrix(options, resolve(args, ModelParams, os.environ), _context(args), progress=progress)
+        model, context = resolve(args, ModelParams, os.environ), _context(args)
+        report = imatrix(options, model, context, hardware=where, progress=progress)
     _print_report(report, time.monotonic() - start)
     return 0
 

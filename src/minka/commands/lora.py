@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from minka.commands.actions import Action, add_actions, run_action
 from minka.commands.arguments import add_parameters, resolve
 from minka.commands.command import Command
+from minka.commands.llama_flags import add_llama_tool
 from minka.errors import UsageError
 from minka.params import LogParams, LoraParams, ModelParams, rows
 
@@ -48,6 +49,7 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
     wanted = {"model", "hf_repo", "hf_file", "hf_token", "offline", "files"}
     omitted = {row.name for cls in (LoraParams, ModelParams) for row in rows(cls)} - wanted
     add_parameters(parser, LoraParams, ModelParams, LogParams, omit=omitted)
+    add_llama_tool(parser)
 
 
 def _export(args: argparse.Namespace) -> int:

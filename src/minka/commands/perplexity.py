@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from minka.commands.arguments import add_parameters, resolve, unescape
 from minka.commands.command import Command
+from minka.commands.llama_flags import add_llama_tool
 from minka.commands.meter import Meter
-from minka.commands.placement import add_placement, hardware, ignore_sampling
+from minka.commands.placement import LORA, hardware
 from minka.errors import UsageError
-from minka.params import ContextParams, LogParams, ModelParams
+from minka.params import ContextParams, HardwareParams, LogParams, LoraParams, ModelParams
 
 if TYPE_CHECKING:
     from minka.tools.perplexity_kld import KlChunk
@@ -36,9 +37,9 @@ def configure(parser: ArgumentParser) -> None:
     """The tool's own flags, and those of model, context and log."""
     _add_text(parser)
     _add_modes(parser)
-    add_parameters(parser, ModelParams, ContextParams, LogParams, omit={*_UNUSED, "n_ctx"})
-    add_placement(parser)
-    ignore_sampling(parser)
+    groups = (ModelParams, HardwareParams, LoraParams, ContextParams, LogParams)
+    add_parameters(parser, *groups, omit={*_UNUSED, *LORA, "n_ctx"})
+    add_llama_tool(parser)
 
 
 def _add_text(parser: ArgumentParser) -> None:

@@ -7,9 +7,10 @@ only once the new one is complete.
 from __future__ import annotations
 
 import sys
-from argparse import Action, ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import Action, ArgumentParser, HelpFormatter, Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, NamedTuple
 
 from minka.commands.command import Command
@@ -31,9 +32,14 @@ class _TensorTypes(Action):
         setattr(namespace, self.dest, [*found, (str(option_string).endswith("file"), str(values))])
 
 
-class _Help(RawDescriptionHelpFormatter):
+class _Help(HelpFormatter):
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=34)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Paragraphs as wide as the terminal, and the table of types as it is."""
+        parts = (part if part.startswith("types,") else fill(part, width) for part in text.strip().split("\n\n"))
+        return "\n\n".join(parts)
 
     def _format_args(self, action: Action, default_metavar: str) -> str:
         """The words behind IN as they are meant, not as one word that repeats."""
@@ -119,7 +125,7 @@ def _words(source: str, words: Sequence[str]) -> _Words:
     file_type(kind)
     if len(more) > 1:
         raise UsageError(f"there is one word too many: {more[1]}")
-    if more and not (more[0].isascii() and more[0].isdigit() and int(more[0]) <= 512):
+    if more and not (more[0].isascii() and more[0].isdigit() and len(more[0]) < 9 and int(more[0]) <= 512):
         raise UsageError(f"the number of threads must be 0 to 512, but got {more[0]!r}")
     return _Words(source, output, kind, int(more[0]) if more else 0)
 
@@ -152,7 +158,7 @@ def _options(args: Namespace, threads: int) -> QuantizeOptions:
 def _layers(words: str | None) -> tuple[int, ...]:
     if words is None:
         return ()
-    if not all(word.isascii() and word.isdigit() for word in words.split(",")):
+    if not all(word.isascii() and word.isdigit() and len(word) < 9 for word in words.split(",")):
         raise UsageError(f"--prune-layers must be numbers with commas between, but got {words!r}")
     return tuple(int(word) for word in words.split(","))
 

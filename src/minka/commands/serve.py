@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from minka.commands.arguments import add_parameters, foreign_env, resolve
 from minka.commands.command import Command
+from minka.commands.llama_flags import add_llama_server
 from minka.commands.settings import GROUPS, settings
 from minka.errors import UnavailableError
 from minka.params import EmbeddingParams, LogParams, ServerParams
@@ -32,7 +33,8 @@ log = logging.getLogger("minka.serve")
 
 def configure(parser: ArgumentParser) -> None:
     """All groups of parameters, and llama-server's other flags, which are refused by name."""
-    add_parameters(parser, *GROUPS, EmbeddingParams, ServerParams, LogParams, llama_server=True)
+    add_parameters(parser, *GROUPS, EmbeddingParams, ServerParams, LogParams)
+    add_llama_server(parser)
 
 
 def run(args: Namespace) -> int:

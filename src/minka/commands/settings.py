@@ -15,6 +15,7 @@ from minka.params import (
     ContextParams,
     EmbeddingParams,
     GenerationParams,
+    HardwareParams,
     LogParams,
     LoraParams,
     ModelParams,
@@ -25,7 +26,10 @@ from minka.params import (
 if TYPE_CHECKING:
     from minka.runtime import Settings
 
-GROUPS = (ModelParams, LoraParams, ContextParams, CacheParams, SamplingParams, GenerationParams, ChatParams)
+GROUPS = (
+    *(ModelParams, HardwareParams, LoraParams, ContextParams, CacheParams),
+    *(SamplingParams, GenerationParams, ChatParams),
+)
 """Groups that `settings` reads."""
 
 
@@ -44,6 +48,7 @@ def settings(args: Namespace, server: ServerParams | None = None) -> Settings:
         engine=engine_config(cache, generation, server.queue_size if server else 0),
         lora=resolve(args, LoraParams, os.environ),
         embedding=resolve(args, EmbeddingParams, os.environ) if server else None,
+        hardware=resolve(args, HardwareParams, os.environ),
     )
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from minka.commands.arguments import add_parameters, resolve
 from minka.commands.command import Command
+from minka.commands.llama_flags import add_llama_tool
 from minka.errors import UsageError
 from minka.params import LogParams, ModelParams, rows
 
@@ -29,7 +30,8 @@ def configure(parser: ArgumentParser) -> None:
     """The text, the output, the model and the log."""
     text = parser.add_argument_group("Text")
     text.add_argument("-p", "--prompt", metavar="TEXT", help="the text itself")
-    text.add_argument("-f", "--file", metavar="FILE", help="a file with the text, to its last byte; goes before -p")
+    file = "a file with the text, to its last byte; goes before -p"
+    text.add_argument("-f", "--file", "-bf", "--binary-file", metavar="FILE", help=file)
     text.add_argument("--stdin", action="store_true", help="read the text from standard input; goes before -f and -p")
     escape = "process \\n, \\t and the like in the text (default); --no-escape leaves them as they are"
     text.add_argument("-e", "--escape", action="store_true", default=True, help=escape)
@@ -42,6 +44,7 @@ def configure(parser: ArgumentParser) -> None:
     output.add_argument("--show-count", action="store_true", help="print the number of tokens as well")
     omitted = {row.name for row in rows(ModelParams)} - _SOURCE
     add_parameters(parser, ModelParams, LogParams, omit=omitted)
+    add_llama_tool(parser)
 
 
 def run(args: Namespace) -> int:

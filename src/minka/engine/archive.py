@@ -83,7 +83,7 @@ class DiskArchive:
         self._lost: list[Node] = []
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._backlog = 0
-        self._error: OSError | None = None
+        self._error: Exception | None = None
         """Why the last write failed."""
         self.n_bytes = 0
         self._n_tokens = 0
@@ -214,17 +214,19 @@ class DiskArchive:
             task()
 
     def _write(self, node: Node, block: Block) -> None:
-        parent = node.parent.key.hex() if node.parent is not None and node.parent.parent is not None else None
-        body = block.to_bytes()
-        head = _Head(parent, node.start, node.tokens, len(body), zlib.crc32(body))
-        parts = (_MAGIC, msgspec.json.encode(head), b"\n", body)
-        error = _replace(self._path(node.key), parts)
+        size, error = 0, None
+        try:
+            parts = _parts(node, block)
+            size = sum(map(len, parts))
+            _replace(self._path(node.key), parts)
+        except (OSError, MemoryError) as failed:
+            error = failed
         if error is not None and self._error is None:
-            log.warning("the disk tier of the prefix cache cannot write, what it misses is computed again: %s", error)
+            log.warning("the disk tier of the prefix cache cannot write, what it misses is computed again: %r", error)
         self._error = error
         with self._lock:
             if error is None:
-                self._book(_File(node, sum(map(len, parts))))
+                self._book(_File(node, size))
             else:
                 self._lost.append(node)
             self._backlog -= block.n_bytes
@@ -274,21 +276,25 @@ class DiskArchive:
         return block
 
 
-def _replace(path: Path, parts: Sequence[bytes]) -> OSError | None:
+def _parts(node: Node, block: Block) -> tuple[bytes, ...]:
+    """What is in the file of a block."""
+    parent = node.parent.key.hex() if node.parent is not None and node.parent.parent is not None else None
+    body = block.to_bytes()
+    head = _Head(parent, node.start, node.tokens, len(body), zlib.crc32(body))
+    return _MAGIC, msgspec.json.encode(head), b"\n", body
+
+
+def _replace(path: Path, parts: Sequence[bytes]) -> None:
     """Write a file that is there as a whole or not at all, even if another process writes it too."""
+    number, name = mkstemp(_UNFINISHED, path.stem, path.parent)  # readable for its owner only
+    beside = Path(name)
     try:
-        number, name = mkstemp(_UNFINISHED, path.stem, path.parent)  # readable for its owner only
-        beside = Path(name)
-        try:
-            with os.fdopen(number, "wb") as file:
-                file.writelines(parts)
-            beside.replace(path)
-        except OSError:
-            beside.unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        return error
-    return None
+        with os.fdopen(number, "wb") as file:
+            file.writelines(parts)
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def _clean(path: Path, mtime: float) -> None:

@@ -10,15 +10,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
+from minka.engine.reply import answer, refuse
 from minka.engine.sequences import Sequences
 from minka.engine.slot import Slot
-from minka.errors import MinkaError, NativeError, RequestError
+from minka.errors import MinkaError, RequestError
 from minka.native.protocol import Backend
 from minka.types import Adapter, CacheView, Counters, TierView
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,18 +127,18 @@ class Control:
         """Carry out a command, or note it until its slot is free. Its reply gets the result or the error."""
         match command:
             case LookAtCache(reply):
-                _answer(reply, self._look)
+                answer(reply, self._look)
             case Unpin(name, reply):
-                _answer(reply, partial(self._sequences.memory.unpin, name))
+                answer(reply, partial(self._sequences.memory.unpin, name))
             case ClearCache(reply):
-                _answer(reply, self._clear)
+                answer(reply, self._clear)
             case LoadAdapter(path, scale, reply):
-                _answer(reply, partial(self._backend.load_adapter, path, scale))
+                answer(reply, partial(self._backend.load_adapter, path, scale))
             case UnloadAdapter():
                 self._waiting.append(command)
                 self.settle()
             case _ if not 0 <= command.slot < len(self._slots):
-                refuse(command, RequestError("Invalid slot ID", param="id_slot"))
+                refuse(command.reply, RequestError("Invalid slot ID", param="id_slot"))
             case _:
                 self._waiting.append(command)
                 self.settle()
@@ -161,22 +159,22 @@ class Control:
 
     def _act(self, command: Waiting) -> None:
         if isinstance(command, UnloadAdapter):
-            _answer(command.reply, partial(self._backend.unload_adapter, command.id))
+            answer(command.reply, partial(self._backend.unload_adapter, command.id))
             return
         slot = self._slots[command.slot]
         match command:
             case SaveSlot(_, reply):
-                _answer(reply, partial(self._save, slot))
+                answer(reply, partial(self._save, slot))
             case RestoreSlot(_, saved, salt, reply):
-                _answer(reply, partial(self._restore, slot, saved, salt))
+                answer(reply, partial(self._restore, slot, saved, salt))
             case EraseSlot(_, reply):
-                _answer(reply, partial(self._erase, slot))
+                answer(reply, partial(self._erase, slot))
 
     def abandon(self, error: MinkaError) -> None:
         """Nothing that waits will be done."""
         waiting, self._waiting = self._waiting, []
         for command in waiting:
-            refuse(command, error)
+            refuse(command.reply, error)
 
     # -- slots -------------------------------------------------------------------------------------------------------
 
@@ -222,27 +220,6 @@ class Control:
         for slot in held:
             self._sequences.cut(slot, 0)
         return len(held) + self._sequences.memory.clear()
-
-
-def _answer(reply: Future[T], work: Callable[[], T]) -> None:
-    """Do the work and answer, unless nobody waits any more. What is no error of ours is raised as well."""
-    if not reply.set_running_or_notify_cancel():
-        return
-    try:
-        reply.set_result(work())
-    except MinkaError as error:
-        reply.set_exception(error)
-    except MemoryError:
-        reply.set_exception(NativeError("there is not enough memory for the state of the slot"))
-    except Exception as error:
-        reply.set_exception(NativeError(f"internal error of the engine: {error}"))
-        raise
-
-
-def refuse(command: Command, error: MinkaError) -> None:
-    """Answer a command with an error."""
-    if command.reply.set_running_or_notify_cancel():
-        command.reply.set_exception(error)
 
 
 def _unrestored(reason: str) -> RequestError:

@@ -6,11 +6,11 @@ Only the engine's thread calls it, but for a reply's `cancel`, which takes a req
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
 from time import perf_counter
 
 from minka.engine.embed_plan import MIN_PART, Ask, Grant, Limits, Text, plan
+from minka.engine.reply import bug, refuse
 from minka.errors import DeadlineError, MinkaError, NativeError, RequestError
 from minka.native.embeddings import EmbeddingBackend, Part
 from minka.types import Counters, EmbedJob, Vectors
@@ -72,21 +72,27 @@ class Embedding:
         """Add a request. Its reply gets a text's vectors in the place of the text, or the error."""
         self._asks.append(ask)
 
-    def step(self, counters: Counters, step_seconds: float = -1.0) -> bool:
+    def step(self, counters: Counters, step_seconds: float = -1.0, stride: int = 1) -> bool:
         """Do one computation, and answer what is complete. False if there was nothing to compute.
 
-        `step_seconds`: how long the last step took of streams that are running, negative if none is.
+        `step_seconds`: how long the next step of streams that are running may take, negative if none is; `stride`: a
+        stream waits for so many steps.
         """
         self._drop_ended()
         began = self._clock()
-        limits = Limits(self._budget(step_seconds), len(self._free), self._room(), self._backend.splits)
+        limits = Limits(self._budget(step_seconds, stride), len(self._free), self._room(), self._backend.splits)
         grants = plan(self._asks, tuple(self._begun.values()), limits, began)
         if not grants:
             return False
         try:
             vectors = self._compute(grants)
         except NativeError as error:
+            log.warning("an embedding failed: %s", error)
             self._fail(grants, error)
+            return True
+        except Exception as error:
+            log.exception("an embedding failed")
+            self._fail(grants, bug(error))
             return True
         n_tokens = sum(grant.n for grant in grants)
         self._observe(counters, n_tokens, len(grants), self._clock() - began)
@@ -95,12 +101,13 @@ class Embedding:
         self._answer()
         return True
 
-    def _budget(self, step_seconds: float) -> int:
+    def _budget(self, step_seconds: float, stride: int) -> int:
         if step_seconds < 0:
             return self._backend.n_batch
         if not self._per_token:
             return min(UNMEASURED, self._backend.n_batch)
-        seconds = max(self._max_gap - step_seconds, LEAST_SHARE * self._max_gap)
+        gap = self._max_gap / stride
+        seconds = max(gap - step_seconds, LEAST_SHARE * gap)
         return min(max(MIN_PART, int(seconds / self._per_token)), self._backend.n_batch)
 
     def _room(self) -> int:
@@ -161,31 +168,32 @@ class Embedding:
 
     def _end(self, ask: Ask, error: MinkaError) -> None:
         self._asks.remove(ask)
-        for text in [text for text in self._begun.values() if text.ask is ask]:
-            self._backend.drop(text.seq)
-            self._release(text)
         refuse(ask.reply, error)
+        self._forget([text for text in self._begun.values() if text.ask is ask])
 
-    def _fail(self, grants: list[Grant], error: MinkaError) -> None:
-        """The requests that took part fail; whatever else was in work begins again, the backend has forgotten it."""
-        log.warning("an embedding failed: %s", error)
-        for text in list(self._begun.values()):
+    def _forget(self, texts: Sequence[Text]) -> None:
+        """Texts that were in work are not any more, and would have to begin again."""
+        for text in texts:
+            seq = text.seq
             self._release(text)
             text.n_done = 0
+            self._backend.drop(seq)
+
+    def _fail(self, grants: list[Grant], error: MinkaError) -> None:
+        """The requests that took part fail; whatever else was in work begins again."""
+        texts = list(self._begun.values())
         for ask in {id(grant.text.ask): grant.text.ask for grant in grants}.values():
-            self._end(ask, error)
+            self._asks.remove(ask)
+            refuse(ask.reply, error)
+        self._forget(texts)
 
     def abandon(self, error: MinkaError) -> None:
         """Fail all requests: the engine stops, or met a bug."""
-        for ask in list(self._asks):
-            self._end(ask, error)
+        asks, self._asks = self._asks, []
+        for ask in asks:
+            refuse(ask.reply, error)
+        self._forget(list(self._begun.values()))
 
     def close(self) -> None:
         """Free the backend."""
         self._backend.close()
-
-
-def refuse(reply: Future[tuple[Vectors, ...]], error: MinkaError) -> None:
-    """Answer a request with an error, unless nobody waits for it any more."""
-    if reply.set_running_or_notify_cancel():
-        reply.set_exception(error)

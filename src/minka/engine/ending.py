@@ -14,6 +14,8 @@ def ending(run: Run, token: int, backend: Backend, now: float, *, shifts: bool =
     """
     if run.text.stopped:
         return FinishReason.WORD
+    if run.matcher is not None and run.matcher.closed and run.matcher.finished:
+        return FinishReason.LIMIT
     if backend.vocab.is_eog(token) or (run.matcher is not None and run.matcher.finished):
         return FinishReason.EOS
     run.timed_out = run.is_late(now)

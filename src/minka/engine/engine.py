@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -27,11 +28,9 @@ from minka.engine.control import (
     SlotState,
     UnloadAdapter,
     Unpin,
-    refuse,
 )
 from minka.engine.embed_plan import Ask
 from minka.engine.embedding import Embedding
-from minka.engine.embedding import refuse as refuse_embedding
 from minka.engine.inbox import ThreadInbox
 from minka.engine.loop import Loop
 from minka.engine.memory import Memory, MemoryConfig
@@ -39,11 +38,11 @@ from minka.engine.metrics import Meters
 from minka.engine.outbox import Outbox
 from minka.engine.pace import Pace
 from minka.engine.prefix_cache import MIN_SHARED
+from minka.engine.reply import answer, bug, refuse
 from minka.engine.slot import Run
 from minka.errors import (
     ContextSizeError,
     MinkaError,
-    NativeError,
     NotSupportedError,
     QueueFullError,
     RequestError,
@@ -119,7 +118,8 @@ class _Stop:
     pass
 
 
-_Message = _Submit | _Cancel | Ask | _EndThinking | _Look | Command | _Stop
+_Order = _EndThinking | _Look | Command
+_Message = _Submit | _Cancel | Ask | _Order | _Stop
 
 
 class Engine:
@@ -131,18 +131,23 @@ class Engine:
         config: EngineConfig | None = None,
         constraints: Constraints | None = None,
         embedder: EmbeddingBackend | None = None,
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
         """`constraints` makes what follows a job's grammar, and without it no job may have one; `embedder` embeddings.
 
         Raises NotSupportedError if the model or the layout of its cache does not allow what the config asks for."""
         self._backend = backend
         self._config = config or EngineConfig()
+        self._clock = clock
+        self._max_gap = self._config.max_gap_ms / 1e3
         self._constrains = constraints is not None
         limits.check_config(self._config, backend)
         self._messages: SimpleQueue[_Message] = SimpleQueue()
         self._open: set[str] = set()
         self._lock = Lock()
-        self._stopped = False
+        self._process = os.getpid()
+        self._refusal = ""
+        """Why it takes nothing any more."""
         self._pace = Pace()
         self._meters = Meters()
         self._archive = self._open_archive()
@@ -150,15 +155,16 @@ class Engine:
         self._loop = Loop(
             backend,
             Outbox(self._forget, self._meters.observe),
-            max_gap=self._config.max_gap_ms / 1e3,
+            max_gap=self._max_gap,
             memory=memory,
+            clock=clock,
             shifts=self._config.shifts,
             deterministic=self._config.deterministic,
             constraints=constraints,
         )
         if memory.clears_idle and backend.kv_unified:
             log.debug("idle slots give their cells back when a request starts: __TEST_TAG_CACHE_IDLE_SLOTS_ENABLED__")
-        self._embedding = Embedding(embedder, max_gap=self._config.max_gap_ms / 1e3) if embedder else None
+        self._embedding = Embedding(embedder, max_gap=self._max_gap, clock=clock) if embedder else None
         self._thread = Thread(target=self._work, name="minka-engine", daemon=True)
         self._thread.start()
 
@@ -166,11 +172,11 @@ class Engine:
         """Queue a job; its events go to the inbox, the last one is Finished, Failed or Cancelled.
 
         Raises RequestError or ContextSizeError for a job that can never run, QueueFullError if too many wait already,
-        UnavailableError after `close`.
+        UnavailableError after `close` and as `check_alive` does.
         """
         self._check(job)
         seed = job.sampling.seed if job.sampling.seed >= 0 else secrets.randbits(32)
-        run = Run(job, inbox, seed, perf_counter())
+        run = Run(job, inbox, seed, self._clock())
         with self._lock:
             if job.id in self._open:
                 raise RequestError(f"a job with the id {job.id} is running already", param="id")
@@ -188,14 +194,13 @@ class Engine:
         reply: Future[tuple[Vectors, ...]] = Future()
         id = f"embed-{secrets.token_hex(8)}"
         with self._lock:
-            self._put(id, Ask(job, reply, perf_counter()))
+            self._put(id, Ask(job, reply, self._clock()))
         reply.add_done_callback(lambda _reply: self._forget(id))
         return reply
 
     def _put(self, id: str, message: _Submit | Ask) -> None:
         """Send something that waits and has an end, if there is place for it. Needs the lock."""
-        if self._stopped:
-            raise UnavailableError("the engine is stopping")
+        self.check_alive()
         if len(self._open) >= self._backend.n_seq_max + self._config.queue_size:
             n_waiting = self._config.queue_size
             raise QueueFullError(
@@ -203,6 +208,14 @@ class Engine:
             )
         self._open.add(id)
         self._messages.put(message)
+
+    def check_alive(self) -> None:
+        """Raise UnavailableError if it takes nothing any more: it was closed, it met an error that it cannot go on
+        after, or this process is a fork of the one that it works in."""
+        if self._process != os.getpid():
+            raise UnavailableError("the model was loaded before this process was forked, and works in its parent only")
+        if self._refusal:
+            raise UnavailableError(self._refusal)
 
     def _check(self, job: Job) -> None:
         n_vocab, n_ctx = self._backend.vocab.n_tokens, self._backend.n_ctx_seq
@@ -244,13 +257,7 @@ class Engine:
 
     def end_thinking(self, id: str) -> Future[bool]:
         """Let a job's reasoning end with the running step; False if no such job runs, or it is not inside one."""
-        reply: Future[bool] = Future()
-        with self._lock:
-            if self._stopped:
-                reply.set_result(False)
-            else:
-                self._messages.put(_EndThinking(id, reply))
-        return reply
+        return self._order(partial(_EndThinking, id))
 
     def stream(self, job: Job) -> Iterator[Event]:
         """Submit, and iterate over the events in this thread. Leaving the iteration early cancels the job.
@@ -273,13 +280,7 @@ class Engine:
 
     def view(self) -> Future[EngineView]:
         """The engine's state between two steps."""
-        reply: Future[EngineView] = Future()
-        with self._lock:
-            if self._stopped:
-                reply.cancel()
-            else:
-                self._messages.put(_Look(reply))
-        return reply
+        return self._order(_Look)
 
     def measured(self) -> Measured:
         """What the jobs that ended took, as histograms."""
@@ -323,20 +324,27 @@ class Engine:
         """Free an adapter as soon as no slot computes with it; jobs that come later with it fail (NotFoundError)."""
         return self._order(partial(UnloadAdapter, id))
 
-    def _order(self, make: Callable[[Future[T]], Command]) -> Future[T]:
+    def _order(self, make: Callable[[Future[T]], _Order]) -> Future[T]:
         reply: Future[T] = Future()
-        command = make(reply)
+        order = make(reply)
         with self._lock:
-            if self._stopped:
-                refuse(command, UnavailableError("the engine is stopping"))
+            try:
+                self.check_alive()
+            except UnavailableError as error:
+                refuse(reply, error)
             else:
-                self._messages.put(command)
+                self._messages.put(order)
         return reply
 
     def close(self) -> None:
-        """Fail what is still running, stop the thread, finish what goes to disk, free the backend. Idempotent."""
+        """Fail what is still running, stop the thread, finish what goes to disk, free the backend. Idempotent.
+
+        In a fork of its process it does nothing: what it would end and free is the parent's.
+        """
+        if self._process != os.getpid():
+            return
         with self._lock:
-            self._stopped = True
+            self._refusal = self._refusal or "the engine is stopping"
         self._messages.put(_Stop())
         self._thread.join()
         if self._archive is not None:
@@ -353,7 +361,7 @@ class Engine:
     def _forget(self, id: str) -> None:
         with self._lock:
             self._open.discard(id)
-            self._pace.ended(perf_counter())
+            self._pace.ended(self._clock())
 
     # -- the engine's thread -------------------------------------------------------------------------------------------
 
@@ -384,28 +392,24 @@ class Engine:
             running = all(map(self._handle, self._take()))
             running = self._guard(self._step) and running
         with self._lock:
-            self._stopped = True
+            self._refusal = self._refusal or "the engine met an error that it cannot go on after: start it again"
+        error = UnavailableError(self._refusal)
         while not self._messages.empty():
             match self._messages.get():
                 case _Submit(run):
                     self._loop.queue.put(run)
-                case Ask(reply=vectors):
-                    refuse_embedding(vectors, UnavailableError("the server is stopping"))
-                case _Look(reply):
-                    reply.cancel()
-                case _EndThinking(_, asked):
-                    asked.cancel()
                 case _Cancel() | _Stop():
                     pass
-                case command:
-                    refuse(command, UnavailableError("the engine is stopping"))
-        self._abandon(UnavailableError("the server is stopping"), keep=True)
+                case order:
+                    refuse(order.reply, error)
+        self._abandon(error, keep=True)
 
     def _step(self) -> None:
-        began = perf_counter()
+        began = self._clock()
         self._loop.step()
         if self._embedding is not None:
-            self._embedding.step(self._loop.counters, perf_counter() - began if self._loop.busy else -1.0)
+            taken = self._max_gap if self._loop.prefills else self._clock() - began
+            self._embedding.step(self._loop.counters, taken if self._loop.busy else -1.0, self._loop.stride)
         if self._config.check or not self._loop.busy:
             self._loop.check()
 
@@ -415,18 +419,15 @@ class Engine:
             work()
         except Exception as error:
             log.exception("a step failed; all running jobs end")
-            return self._abandon(NativeError(f"internal error of the engine: {error}"))
+            return self._abandon(bug(error))
         return True
 
     def _abandon(self, error: MinkaError, *, keep: bool = False) -> bool:
-        try:
-            if self._embedding is not None:
-                self._embedding.abandon(error)
-            self._loop.abandon(error, keep=keep)
-        except Exception:
-            log.exception("the backend cannot be emptied; the engine stops")
-            return False
-        return True
+        """End everything with an error; False if the backend cannot be emptied then."""
+        is_empty = _succeeds(partial(self._loop.abandon, error, keep=keep))
+        if self._embedding is not None:
+            is_empty = _succeeds(partial(self._embedding.abandon, error)) and is_empty
+        return is_empty
 
     def _take(self) -> Iterator[_Message]:
         """Messages that are there; waits for one if there is nothing to do."""
@@ -447,6 +448,10 @@ class Engine:
             return False
 
     def _handle(self, message: _Message) -> bool:
+        """Obey a message; False if nothing comes after it."""
+        return not isinstance(message, _Stop) and self._guard(partial(self._obey, message))
+
+    def _obey(self, message: _Submit | _Cancel | Ask | _Order) -> None:
         match message:
             case _Submit(run):
                 self._loop.queue.put(run)
@@ -456,14 +461,21 @@ class Engine:
             case _Cancel(id):
                 self._loop.cancel(id)
             case _Look(reply):
-                if reply.set_running_or_notify_cancel():
-                    view, n_asks = self._loop.view(), len(self._embedding or ())
-                    reply.set_result(replace(view, n_queued=view.n_queued + n_asks))
+                answer(reply, self._look)
             case _EndThinking(id, asked):
-                if asked.set_running_or_notify_cancel():
-                    asked.set_result(self._loop.end_thinking(id))
-            case _Stop():
-                return False
+                answer(asked, partial(self._loop.end_thinking, id))
             case command:
-                return self._guard(partial(self._loop.control.do, command))
-        return True
+                self._loop.control.do(command)
+
+    def _look(self) -> EngineView:
+        view = self._loop.view()
+        return replace(view, n_queued=view.n_queued + len(self._embedding or ()))
+
+
+def _succeeds(end: Callable[[], None]) -> bool:
+    try:
+        end()
+    except Exception:
+        log.exception("the backend cannot be emptied; the engine stops")
+        return False
+    return True

@@ -62,13 +62,13 @@ class LoopInbox:
     """Events of all jobs of an asyncio loop: one wake-up of the loop a step, then each job's mailbox."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        self.loop = loop
         self._mailboxes: dict[str, Mailbox] = {}
 
     def deliver(self, events: Sequence[Event]) -> None:
         """Called by the engine, from its thread. A loop that is closed needs no events any more."""
         with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._spread, events)
+            self.loop.call_soon_threadsafe(self._spread, events)
 
     def _spread(self, events: Sequence[Event]) -> None:
         for event in events:

@@ -18,6 +18,7 @@ from minka.engine.picking import force, pick
 from minka.engine.prefix_cache import Placement
 from minka.engine.prompt_scores import rows_wanted, score
 from minka.engine.queue import Queue
+from minka.engine.reply import bug
 from minka.engine.scheduler import Grant, Scheduler
 from minka.engine.sequences import Sequences
 from minka.engine.shift import context_shift
@@ -30,10 +31,12 @@ from minka.types import (
     Constraint,
     Constraints,
     Counters,
+    End,
     EngineView,
     Failed,
     Finished,
     FinishReason,
+    Job,
     Matcher,
     Progress,
     PromptLogprobs,
@@ -82,6 +85,8 @@ class Loop:
         planner = OneAtATime(self._unit) if deterministic else Scheduler(backend.n_batch, max_gap)
         self._scheduler = Turns(planner, backend.n_rows)
         self._n_admitted = 0
+        self._stepped = 0.0
+        """When the last step was over, 0 before the first."""
         self.memory = self._sequences.memory
         self.queue = Queue()
         self.counters = Counters()
@@ -100,6 +105,7 @@ class Loop:
             self._advance(self._slots[grant.slot], grant.n, row)
         self._outbox.send()
         self._prepare()
+        self._stepped = self._clock()
         return bool(rows)
 
     def rest(self) -> bool:
@@ -111,6 +117,16 @@ class Loop:
         """Whether any run is in a slot or waits for one, or a command waits."""
         return bool(self.queue) or self.control.waits or any(not slot.idle for slot in self._slots)
 
+    @property
+    def prefills(self) -> bool:
+        """Whether the next step will compute prompts, as far as is known."""
+        return any(slot.prefilling for slot in self._slots)
+
+    @property
+    def stride(self) -> int:
+        """Steps from one of a running stream's to its next."""
+        return self._scheduler.speed.stride
+
     def _prepare(self) -> None:
         """Compute what may come next in constrained texts, while others read what came."""
         if self._constraints is None:
@@ -120,16 +136,17 @@ class Loop:
             self._constraints.prepare(matchers)
 
     def _drop_late(self) -> None:
-        """End runs whose time was over before they gave anything. Those that generate end by themselves, with it."""
+        """End runs whose time is over. Those that generate end by themselves, with their next token."""
         now = self._clock()
-        for run in self.queue.remove(lambda run: not run.n_generated and run.is_late(now)):
-            self._outbox.put(run.inbox, Failed(run.job.id, _late(run)))
-            self._close(run)
+        for run in self.queue.remove(lambda run: run.is_late(now)):
+            if run.n_generated:  # it had a slot, and would have to wait and be computed again for that
+                run.timed_out = True
+                self._finish(run, FinishReason.LIMIT)
+            else:
+                self._end(run, Failed(run.job.id, _late(run)))
         for slot in self._slots:
             if slot.run is not None and not slot.run.n_generated and slot.run.is_late(now):
-                self._outbox.put(slot.run.inbox, Failed(slot.run.job.id, _late(slot.run)))
-                self._close(slot.run)
-                self._release(slot)
+                self._end(slot.run, Failed(slot.run.job.id, _late(slot.run)), slot)
 
     # -- admit -------------------------------------------------------------------------------------------------------
 
@@ -142,7 +159,6 @@ class Loop:
                 continue  # it wants a certain slot; those behind it need not wait for that
             if not self._has_room(run, placement):
                 return
-            self.queue.take(run)
             self._start(run, placement)
 
     def _place(self, run: Run, only: int = -1) -> Placement | None:
@@ -162,19 +178,16 @@ class Loop:
         return scheduler.has_room(need, self._slots, self._backend.n_ctx, self._sequences.busy_cells())
 
     def _start(self, run: Run, placement: Placement) -> None:
+        """Give a run of the queue its slot. It waits there until then, so that no error can lose it."""
         slot = self._slots[placement.slot]
         try:
-            self._backend.check_adapters(run.job.lora)
-            if run.sampler is None:
-                run.sampler = self._backend.sampler(run.job.sampling, run.seed)
-                run.sampler.accept(run.tokens)
-            if run.job.constraint is not None and run.matcher is None:
-                run.matcher = self._match(run.job.constraint)
+            self._equip(run)
             self._sequences.take(slot, placement, run)
         except MinkaError as error:
-            self._outbox.put(run.inbox, Failed(run.job.id, error))
-            self._close(run)
+            self.queue.take(run)
+            self._end(run, Failed(run.job.id, error))
             return
+        self.queue.take(run)
         slot.tokens, slot.run, slot.wait = run.context, run, placement.wait
         slot.salt, slot.private, slot.lora = run.job.namespace, not run.job.cache_prompt, run.job.lora
         slot.last_job, slot.last_used = run.job, self._clock()
@@ -183,6 +196,21 @@ class Loop:
             run.order, run.started = self._n_admitted, slot.last_used
         if slot.wait is None:
             self._announce(slot, run)
+
+    def _equip(self, run: Run) -> None:
+        """Make what a run needs and does not have yet. Raises MinkaError; a bug in here is of this run alone."""
+        self._backend.check_adapters(run.job.lora)
+        try:
+            if run.sampler is None:
+                run.sampler = self._backend.sampler(run.job.sampling, run.seed)
+                run.sampler.accept(run.tokens)
+            if run.job.constraint is not None and run.matcher is None:
+                run.matcher = self._match(run.job, run.job.constraint)
+        except MinkaError:
+            raise
+        except Exception as error:
+            log.exception("job %s cannot be started", run.job.id)
+            raise bug(error) from error
 
     def _announce(self, slot: Slot, run: Run) -> None:
         """Tell the client that its run starts, once, as soon as it is known how much of it is cached."""
@@ -211,6 +239,7 @@ class Loop:
                 continue
             run, slot.run, slot.wait = slot.run, None, None
             slot.tokens = slot.tokens[: slot.n_past]
+            self.queue.put_back(run)
             again = self._place(run, only=slot.id)
             assert again is not None, "the slot was freed just now"
             self._start(run, again)
@@ -219,6 +248,7 @@ class Loop:
 
     def _decode(self) -> list[tuple[Grant, int]]:
         """Compute the planned batch; grants with the place of their last token in it, which is its logits row."""
+        self._scheduler.speed.since = self._clock() - self._stepped if self._stepped else 0.0
         while grants := self._scheduler.plan(self._slots):
             began = self._clock()
             self._backend.adapt(self._scheduler.adapters)
@@ -284,6 +314,9 @@ class Loop:
                 self._sample(slot, run, row)
         except MinkaError as error:
             self._drop(slot, error)
+        except Exception as error:
+            log.exception("job %s failed", run.job.id)
+            self._drop(slot, bug(error))
 
     def _score(self, slot: Slot, run: Run, n_past: int, row: int) -> None:
         """Tell the log probabilities of the prompt tokens that the step gives."""
@@ -302,7 +335,7 @@ class Loop:
             run.first_token = now
             self.counters.prompt_seconds += now - run.started
         if run.job.n_predict == 0:
-            self._finish(slot, run, FinishReason.LIMIT)
+            self._finish(run, FinishReason.LIMIT, slot)
             return
         token, logprobs = pick(run, row, self._backend)
         run.n_forced = 0
@@ -329,7 +362,7 @@ class Loop:
         self._outbox.put(run.inbox, Token(run.job.id, slot.id, token, text, run.timings(now), logprobs))
         reason = ending(run, token, self._backend, now, shifts=self._shifts)
         if reason is not None:
-            self._finish(slot, run, reason)
+            self._finish(run, reason, slot)
         return reason is not None
 
     def _shift(self, slot: Slot, run: Run) -> None:
@@ -341,10 +374,17 @@ class Loop:
         slot.tokens = run.context
         self._sequences.shift(slot, shift)
 
-    def _match(self, constraint: Constraint) -> Matcher:
+    def _match(self, job: Job, constraint: Constraint) -> Matcher:
         if self._constraints is None:
             raise NotSupportedError("this engine was made without constraints: it cannot follow a grammar")
-        return self._constraints.start(constraint)
+        return self._constraints.start(constraint, self._room(job) if job.close_at_limit else -1)
+
+    def _room(self, job: Job) -> int:
+        """The most tokens that a job's text can have, -1 for any number."""
+        limits = [job.n_predict] if job.n_predict >= 0 else []
+        if not self._shifts:
+            limits.append(self._backend.n_ctx_seq - len(job.prompt))
+        return min(limits, default=-1)
 
     def end_thinking(self, id: str) -> bool:
         """Let a running job's reasoning end now; False if no such job is inside one."""
@@ -353,27 +393,34 @@ class Loop:
 
     # -- ends --------------------------------------------------------------------------------------------------------
 
-    def _finish(self, slot: Slot, run: Run, reason: FinishReason) -> None:
+    def _finish(self, run: Run, reason: FinishReason, slot: Slot | None = None) -> None:
         now = self._clock()
         rest = "" if run.text.stopped else run.text.flush()
         if run.text.stopped:
             reason = FinishReason.WORD
         full = reason is FinishReason.LIMIT and not self._shifts and len(run.context) >= self._backend.n_ctx_seq
-        self._outbox.put(
-            run.inbox,
-            Finished(
-                id=run.job.id,
-                slot=slot.id,
-                reason=reason,
-                text=rest,
-                timings=run.timings(now),
-                stop_word=run.text.stop_word,
-                truncated=full or run.truncated,
-                n_past=slot.n_past,
-            ),
+        end = Finished(
+            id=run.job.id,
+            slot=slot.id if slot is not None else -1,
+            reason=reason,
+            text=rest,
+            timings=run.timings(now),
+            stop_word=run.text.stop_word,
+            truncated=full or run.truncated,
+            n_past=slot.n_past if slot is not None else len(run.context),
         )
-        self._close(run)
-        self._release(slot)
+        self._end(run, end, slot)
+
+    def _end(self, run: Run, end: End, slot: Slot | None = None) -> None:
+        """Tell the end of a run that is in no queue. It leaves its slot first: if anything fails here, it has ended."""
+        if slot is not None:
+            slot.run = None
+        self._outbox.put(run.inbox, end)
+        sampler, run.sampler = run.sampler, None
+        if sampler is not None:
+            sampler.close()
+        if slot is not None:
+            self._release(slot)
 
     def _release(self, slot: Slot) -> None:
         """The slot is free; its sequence keeps what it holds, for prompts that start the same."""
@@ -386,40 +433,33 @@ class Loop:
     def _drop(self, slot: Slot, error: MinkaError) -> None:
         """End a slot's run with an error, and forget its sequence."""
         if slot.run is not None:
-            self._outbox.put(slot.run.inbox, Failed(slot.run.job.id, error))
-            self._close(slot.run)
-            self._release(slot)
+            self._end(slot.run, Failed(slot.run.job.id, error), slot)
         self._sequences.cut(slot, 0)
 
     def _fail(self, grants: Iterable[Grant], error: MinkaError) -> None:
         for grant in grants:
             self._drop(self._slots[grant.slot], error)
 
-    @staticmethod
-    def _close(run: Run) -> None:
-        if run.sampler is not None:
-            run.sampler.close()
-            run.sampler = None
-
     def cancel(self, id: str) -> None:
         """End a job wherever it is: queued, waiting, in prefill, generating. Unknown ids are ignored."""
         for run in self.queue.remove(lambda run: run.job.id == id):
-            self._close(run)
-            self._outbox.put(run.inbox, Cancelled(id))
+            self._end(run, Cancelled(id))
         for slot in self._slots:
             if slot.run is not None and slot.run.job.id == id:
-                self._outbox.put(slot.run.inbox, Cancelled(id))
-                self._close(slot.run)
-                self._release(slot)
+                self._end(slot.run, Cancelled(id), slot)
 
     def abandon(self, error: MinkaError, *, keep: bool = False) -> None:
         """End every job with an error: the engine stops, or met a bug. `keep` remembers what the sequences hold."""
         self.control.abandon(error)
         runs = [*self.queue.remove(lambda _run: True), *(slot.run for slot in self._slots if slot.run is not None)]
+        for slot in self._slots:
+            slot.run = None  # whatever fails below, nobody is told of an end twice
         for run in runs:
             self._outbox.put(run.inbox, Failed(run.job.id, error))
-            self._close(run)
         self._outbox.send()
+        for run in runs:
+            if run.sampler is not None:
+                run.sampler.close()
         self._backend.discard()
         for slot in self._slots:
             self._release(slot)

@@ -15,6 +15,10 @@ AGING = 30.0
 """Seconds of waiting that count as much as one level of priority."""
 
 
+_IDLE_TENANTS = 64
+"""Tenants without a waiting run that are remembered before those are looked for that can be forgotten."""
+
+
 class Queue:
     """The waiting runs. A run that had a slot already keeps its turn, which comes before all newer ones."""
 
@@ -57,6 +61,9 @@ class Queue:
         self._now = max(self._now, run.turn)
         if not self._runs:
             self._turns.clear()
+        elif len(self._turns) > 2 * len(self._runs) + _IDLE_TENANTS:
+            waiting = {run.job.tenant for run in self._runs}
+            self._turns = {who: turn for who, turn in self._turns.items() if who in waiting or turn > self._now}
 
     def remove(self, match: Callable[[Run], bool]) -> list[Run]:
         """Take out all runs that match."""

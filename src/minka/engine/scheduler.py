@@ -51,6 +51,10 @@ class Speed:
     """A step without prompt tokens."""
     prefill: float = 0.0
     """Each prompt token of a step, on top of that."""
+    since: float = 0.0
+    """What has passed since the step before: embeddings, commands, text that was brought back."""
+    stride: int = 1
+    """Steps from one of a stream's to its next: more than 1 where sets of adapters take turns."""
 
     def observe(self, n_prefill: int, n_decode: int, seconds: float) -> None:
         """Learn from a step that computed so many tokens of prompts and of running streams."""
@@ -83,19 +87,18 @@ class Scheduler:
         waiting = [slot for slot in slots if slot.prefilling and slot.wait is None]
         room = self._n_batch - sum(decode.values())
         n_streams = len(decode) + sum(slot.generating for slot in others)
-        n_turns = 1 + len({slot.lora for slot in others})
-        budget = min(room, self._budget(n_streams, n_turns), max(MIN_CHUNK, room))
+        budget = min(room, self._budget(n_streams))
         prefill = _share(budget, waiting, _followers(slots)) if budget > 0 else {}
         grants = decode | prefill
         return [Grant(slot, grants[slot]) for slot in sorted(grants)]
 
-    def _budget(self, n_streams: int, n_turns: int) -> int:
-        """Prompt tokens of a step. Where several sets of adapters take turns, a stream waits for a step of each."""
+    def _budget(self, n_streams: int) -> int:
+        """Prompt tokens of a step."""
         if not n_streams:
             return IDLE_CHUNK
         if not self.speed.prefill or not self.speed.decode:
             return UNMEASURED_CHUNK
-        gap = max(self._max_gap / n_turns, GAP_IN_STEPS * self.speed.decode)
+        gap = max(self._max_gap / self.speed.stride, GAP_IN_STEPS * self.speed.decode) - self.speed.since
         return max(MIN_CHUNK, int((gap - self.speed.decode) / self.speed.prefill))
 
 

@@ -237,8 +237,8 @@ class Sequences:
             return
         try:
             self.memory.keep(slot.id, slot.tokens[:n], slot.salt)
-        except NativeError as error:
-            log.warning("the text of slot %d is not remembered: %s", slot.id, error)
+        except (NativeError, MemoryError) as error:
+            log.warning("the text of slot %d is not remembered: %s", slot.id, str(error) or "out of memory")
 
     def cut(self, slot: Slot, n: int) -> None:
         """Drop a sequence's positions >= n."""

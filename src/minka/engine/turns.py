@@ -60,6 +60,7 @@ class Turns:
         if not sets:
             return []
         self._take_turn(sets)
+        self.speed.stride = 1 + TURN * (len(sets) - 1)
         mine = [slot for slot in slots if slot.lora == self._current]
         others = [slot for slot in ready if slot.lora != self._current]
         return self._fit(self._planner.plan(mine, others), slots)

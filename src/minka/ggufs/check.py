@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from minka.ggufs.layout import ALIGNMENT_KEY, MAX_DIMS, MAX_NAME, REMOVED_TYPES, ValueType, pad
+from minka.ggufs.loadable import faults
 from minka.ggufs.nonfinite import count_nonfinite
 from minka.ggufs.progress import Meter, Progress, silent
 from minka.ggufs.read import GgufFile, Tensor
@@ -37,7 +38,8 @@ def check(source: GgufFile, *, data: bool = True, progress: Progress = silent) -
     Args:
         data: read all tensor data and look for NaN and infinity.
     """
-    problems = [*_check_metadata(source), *_check_vocabulary(source), *_check_tensors(source)]
+    fatal = (Problem(f"metadata {key}", what) for key, what in faults(source))
+    problems = [*_check_metadata(source), *_check_vocabulary(source), *fatal, *_check_tensors(source)]
     if data:
         problems += _check_data(source, progress)
     return tuple(problems)

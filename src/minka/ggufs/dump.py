@@ -5,16 +5,18 @@ Knows no terminal. Arrays are shortened for people, and left out of the JSON unl
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from minka.ggufs.layout import ValueType
 from minka.ggufs.progress import Meter, Progress, silent
-from minka.ggufs.read import Field, GgufFile, Tensor
+from minka.ggufs.read import Field, GgufFile, Tensor, printable
 from minka.ggufs.values import Stats, can_dequantize, stats
 
 Json = str | int | float | bool | None | list["Json"] | Mapping[str, "Json"]
 
+_LAYER_NUMBER = re.compile("[0-9]{1,9}")
 SHOWN_ELEMENTS = 6
 SHOWN_WIDTH = 60
 
@@ -33,8 +35,8 @@ class Group:
 
 
 def shorten(words: str, width: int = SHOWN_WIDTH) -> str:
-    """Words on one line of at most `width` characters, with line ends shown as escapes."""
-    line = words.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
+    """Words on one line of at most `width` characters, with line ends and the like shown as escapes."""
+    line = printable(words[: width + 1].replace("\\", "\\\\"))
     return line if len(line) <= width else line[: width - 3] + "..."
 
 
@@ -88,9 +90,14 @@ def group_of(name: str) -> str:
     """The layer a tensor belongs to, or the part of its name that is no `.weight` or `.bias`."""
     parts = name.split(".")
     for i, part in enumerate(parts[:-1]):
-        if part == "blk" and parts[i + 1].isdigit():
+        if part == "blk" and layer_number(parts[i + 1]) is not None:
             return ".".join(parts[: i + 2])
     return parts[0]
+
+
+def layer_number(word: str) -> int | None:
+    """The number of a layer, None for words that are none."""
+    return int(word) if _LAYER_NUMBER.fullmatch(word) else None
 
 
 def groups(tensors: Sequence[Tensor]) -> tuple[Group, ...]:

@@ -6,6 +6,7 @@ gives the same bytes; on request they are dropped, which gives back the file as 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -58,10 +59,10 @@ def _check_together(shards: Sequence[GgufFile]) -> None:
     expected = head.get_int(SPLIT_TENSORS)
     if expected is not None and expected != total:
         raise ModelError(f"the shards of {head.path} hold {total} tensors, their metadata announces {expected}")
-    names = [tensor.name for shard in shards for tensor in shard.tensors]
-    if len(set(names)) != len(names):
-        twice = next(name for i, name in enumerate(names) if name in names[:i])
-        raise ModelError(f"tensor {twice} is in two shards of {head.path}")
+    names = Counter(tensor.name for shard in shards for tensor in shard.tensors)
+    for name, n in names.most_common(1):
+        if n > 1:
+            raise ModelError(f"the shards of {head.path} hold tensor {name} {n} times")
 
 
 def merge(

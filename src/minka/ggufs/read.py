@@ -7,14 +7,17 @@ PyPI package `gguf` refuses such files, and makes one array per token of a vocab
 
 from __future__ import annotations
 
+import errno
 import mmap
+import os
+import stat
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import BinaryIO, Literal, Self
 
 from minka.errors import ModelError
 from minka.ggufs.layout import (
@@ -35,10 +38,34 @@ Value = Scalar | list[bool] | list[int] | list[float] | list[str]
 CHUNK = 8 << 20
 """Bytes of tensor data held in memory at a time."""
 
+# A header is held in memory, and a sparse file announces terabytes at no cost: these are far above any real model.
+MAX_RECORDS = 1 << 17
+"""Metadata entries, and tensors."""
+MAX_KEY = 0xFFFF
+"""Bytes of a key (the limit of the format) or of a tensor's name."""
+MAX_ELEMENTS = 1 << 24
+"""Elements of an array."""
+MAX_STRING = 1 << 26
+"""Bytes of a string."""
+MAX_DIMS = 8
+"""Dimensions that are read; ggml allows four, and `check` names what is above."""
+
 
 def text(raw: bytes) -> str:
-    """A name for people: UTF-8, with bytes that are none shown as escapes."""
+    """A value: UTF-8, with bytes that are none shown as escapes."""
     return raw.decode("utf-8", errors="backslashreplace")
+
+
+def printable(words: str) -> str:
+    """Words with everything that moves a cursor, clears a screen or turns text around shown as escapes."""
+    if words.isprintable():
+        return words
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)
+
+
+def name_text(raw: bytes) -> str:
+    """A name or key for people, who see it on a terminal: as `text`, and printable."""
+    return printable(text(raw))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +87,7 @@ class Field:
     @property
     def key(self) -> str:
         """The key as text."""
-        return text(self.raw_key)
+        return name_text(self.raw_key)
 
     @property
     def type_name(self) -> str:
@@ -86,7 +113,7 @@ class Tensor:
     @property
     def name(self) -> str:
         """The name as text."""
-        return text(self.raw_name)
+        return name_text(self.raw_name)
 
     @property
     def type(self) -> TensorType:
@@ -145,8 +172,12 @@ class GgufFile:
 
     def field(self, key: str) -> Field | None:
         """The first field of that key, or None."""
-        wanted = key.encode()
-        return next((field for field in self.fields if field.raw_key == wanted), None)
+        return self._first.get(key.encode("utf-8", "surrogatepass"))
+
+    @cached_property
+    def _first(self) -> dict[bytes, Field]:
+        """The first field of each key."""
+        return {field.raw_key: field for field in reversed(self.fields)}
 
     def bytes_of(self, start: int, end: int) -> bytes:
         """A copy of the bytes from `start` up to `end`, fewer where the file ends."""
@@ -166,11 +197,11 @@ class GgufFile:
 
     def strings(self, field: Field, n: int | None = None) -> Iterator[bytes]:
         """The first `n` elements (all of them by default) of an array of strings, as raw bytes."""
-        at = field.value_start
+        read, data, at = struct.Struct(self.prefix + "Q").unpack_from, self._data, field.value_start
         for _ in range(field.count if n is None else n):
-            (length,) = struct.unpack_from(self.prefix + "Q", self._data, at)
-            yield self.bytes_of(at + 8, at + 8 + length)
-            at += 8 + length
+            start = at + 8
+            at = start + read(data, at)[0]
+            yield data[start:at]
 
     def get(self, key: str) -> Value | None:
         """The value of a key, or None when the file does not have it."""
@@ -223,6 +254,15 @@ class GgufFile:
             yield self._data[start : min(start + size, end)]
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file to be read at any place. Raises OSError, also for a folder, a device, and a FIFO without waiting."""
+    stream = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", closefd=True)
+    if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+        return stream
+    stream.close()
+    raise OSError(errno.EINVAL, "it is a pipe or a device, not a file")
+
+
 def open_gguf(path: Path) -> GgufFile:
     """Open a GGUF file of version 2 or 3, in either byte order, and read its header.
 
@@ -230,7 +270,7 @@ def open_gguf(path: Path) -> GgufFile:
         ModelError: the file is missing, unreadable, no GGUF, of another version, or its header is cut short.
     """
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError:
         raise ModelError(f"{path} does not exist") from None
@@ -261,6 +301,8 @@ class _Header:
         if self.version not in SUPPORTED_VERSIONS:
             raise ModelError(f"{path} is GGUF version {self.version}; only versions 2 and 3 can be read")
         n_tensors, n_fields = self._number("Q"), self._number("Q")
+        self._at_most(n_tensors, MAX_RECORDS, "tensors")
+        self._at_most(n_fields, MAX_RECORDS, "metadata entries")
         self.fields = [self._field(i) for i in range(self._plausible(n_fields, 12, "metadata entries"))]
         self.alignment = self._find_alignment()
         self.tensors = [self._tensor(i) for i in range(self._plausible(n_tensors, 24, "tensors"))]
@@ -293,11 +335,16 @@ class _Header:
         value: int = struct.unpack_from(self._prefix + code, self._data, start)[0]
         return value
 
-    def _string(self) -> bytes:
+    def _name(self) -> bytes:
         length = self._number("Q")
         start = self._at
+        self._at_most(length, MAX_KEY, "bytes of a name")
         self._skip(length)
         return self._data[start : self._at]
+
+    def _at_most(self, count: int, most: int, what: str) -> None:
+        if count > most:
+            raise ModelError(f"{self._path} is damaged: {self._what} announces {count} {what}, at most {most} are read")
 
     def _plausible(self, count: int, least: int, what: str) -> int:
         """A count, after making sure the file could hold so many records of `least` bytes."""
@@ -308,42 +355,59 @@ class _Header:
             )
         return count
 
-    def _type(self, key: bytes) -> ValueType:
+    def _type(self) -> ValueType:
         number = self._number("I")
         try:
             return ValueType(number)
         except ValueError:
             raise ModelError(
-                f"{self._path} is damaged: metadata {text(key)} has the value type {number}, which GGUF does not define"
+                f"{self._path} is damaged: {self._what} has the value type {number}, which GGUF does not define"
             ) from None
 
     def _field(self, index: int) -> Field:
         self._what = f"metadata entry {index}"
         start = self._at
-        key = self._string()
-        self._what = f"metadata {text(key)}"
-        kind = self._type(key)
+        key = self._name()
+        self._what = f"metadata {name_text(key)}"
+        kind = self._type()
         element, count = None, 1
         if kind is ValueType.ARRAY:
-            element, count = self._type(key), self._number("Q")
+            element, count = self._type(), self._number("Q")
             if element is ValueType.ARRAY:
-                raise ModelError(f"{self._path}: metadata {text(key)} is an array of arrays, which llama.cpp has not")
+                raise ModelError(f"{self._path}: {self._what} is an array of arrays, which llama.cpp has not")
         value_start = self._at
         self._skip_values(element or kind, count)
         return Field(key, kind, element, count, start, value_start, self._at)
 
     def _skip_values(self, kind: ValueType, count: int) -> None:
+        self._at_most(count, MAX_ELEMENTS, "values")
         if kind is not ValueType.STRING:
             self._skip(kind.size * count)
             return
-        for _ in range(self._plausible(count, 8, "strings in an array")):
-            self._skip(self._number("Q"))
+        self._skip_strings(self._plausible(count, 8, "strings in an array"))
+
+    def _skip_strings(self, count: int) -> None:
+        """A vocabulary has up to 250,000: a tight loop goes past what is sound, the other one says what is not."""
+        read, data, at, last = struct.Struct(self._prefix + "Q").unpack_from, self._data, self._at, len(self._data) - 8
+        for _ in range(count):
+            if at > last or (length := read(data, at)[0]) > MAX_STRING:
+                break
+            at += 8 + length
+        else:
+            if at <= len(data):
+                self._at = at
+                return
+        for _ in range(count):
+            length = self._number("Q")
+            self._at_most(length, MAX_STRING, "bytes of a string")
+            self._skip(length)
 
     def _tensor(self, index: int) -> tuple[bytes, tuple[int, ...], int, int, int]:
         self._what = f"the record of tensor {index}"
         start = self._at
-        name = self._string()
-        n_dims = self._plausible(self._number("I"), 8, f"dimensions of tensor {text(name)}")
+        name = self._name()
+        n_dims = self._number("I")
+        self._at_most(n_dims, MAX_DIMS, f"dimensions of {name_text(name)}")
         dims = tuple(self._number("Q") for _ in range(n_dims))
         type_id, offset = self._number("I"), self._number("Q")
         return name, dims, type_id, offset, start

@@ -19,6 +19,7 @@ from minka.ggufs.dump import (
     group_of,
     human_count,
     human_size,
+    layer_number,
     shape,
     shown_value,
 )
@@ -100,7 +101,7 @@ def _is_first(path: Path) -> bool:
 
 def _role(tensor: Tensor) -> str:
     """What a tensor is for, whatever its layer: `attn_q.weight`."""
-    return re.sub(r"(^|\.)blk\.\d+\.", r"\1", tensor.name)
+    return re.sub(r"(^|\.)blk\.[0-9]+\.", r"\1", tensor.name)
 
 
 def _rows(parts: Sequence[_Part], key: Callable[[Tensor], str]) -> list[_Row]:
@@ -120,8 +121,8 @@ def _layers(parts: Sequence[_Part]) -> list[_Row]:
     """A row per layer by its number, between the parts that come before all layers and the output."""
 
     def place(row: _Row) -> tuple[int, int]:
-        number = row.label.rpartition(".")[2]
-        return (1, int(number)) if number.isdigit() else (2 if row.label.startswith("output") else 0, 0)
+        number = layer_number(row.label.rpartition(".")[2])
+        return (1, number) if number is not None else (2 if row.label.startswith("output") else 0, 0)
 
     return sorted(_rows(parts, lambda tensor: group_of(tensor.name)), key=place)
 

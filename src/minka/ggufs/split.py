@@ -35,7 +35,7 @@ DEFAULT_MAX_TENSORS = 128
 MAX_SHARDS = 0xFFFF
 """split.count is a 16-bit number."""
 
-_SHARD_NAME = re.compile(r"(?P<prefix>.*)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+_SHARD_NAME = re.compile(r"(?P<prefix>.*)-(?P<no>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def parse_size(words: str) -> int:
     Raises:
         UsageError: another form, or not above zero.
     """
-    match = re.fullmatch(r"(\d+)([MG])", words)
+    match = re.fullmatch(r"([0-9]{1,9})([MG])", words)
     if not match or not int(match[1]):
         raise UsageError(f"size {words!r} is not a positive number with M or G behind it, such as 500M or 2G")
     return int(match[1]) * (10**6 if match[2] == "M" else 10**9)

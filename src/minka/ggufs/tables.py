@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from minka.ggufs.diff import Diff
+from minka.ggufs.diff import Diff, KeyDiff
 from minka.ggufs.dump import (
     bits_per_weight,
     human_count,
@@ -21,12 +21,21 @@ from minka.ggufs.dump import (
 from minka.ggufs.read import GgufFile, Tensor, Value
 from minka.ggufs.values import Stats
 
+_LONG = 5000
+"""Rows from which on columns are not aligned: that would take rich half a minute."""
 
-def _table(*columns: str, right: tuple[int, ...] = ()) -> Table:
+
+def _draw(console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], right: tuple[int, ...] = ()) -> None:
+    """Print a table as wide as the console, unless it is too long for that."""
+    if len(rows) > _LONG:
+        console.out("\n".join("  ".join(row) for row in (columns, *rows)), highlight=False)
+        return
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for i, column in enumerate(columns):
         table.add_column(column, justify="right" if i in right else "left", overflow="fold")
-    return table
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console.print(table)
 
 
 def print_dump(
@@ -43,22 +52,19 @@ def print_dump(
         markup=False,
         highlight=False,
     )
-    table = _table("key", "type", "value")
-    for cells in metadata_rows(source):
-        table.add_row(*(Text(cell) for cell in cells))
-    console.print(table)
+    _draw(console, ("key", "type", "value"), metadata_rows(source))
     if tensors:
         console.print()
-        console.print(_tensor_table(source, data))
+        _draw_tensors(console, source, data)
 
 
-def _tensor_table(source: GgufFile, data: Mapping[str, Stats | None] | None) -> Table:
+def _draw_tensors(console: Console, source: GgufFile, data: Mapping[str, Stats | None] | None) -> None:
     numbers = () if data is None else ("min", "max", "mean", "std", "NaN/Inf")
-    table = _table("#", "tensor", "shape", "type", "size", *numbers, right=(0, 4, 5, 6, 7, 8, 9))
-    for tensor, cells in zip(source.tensors, tensor_rows(source), strict=True):
-        more = () if data is None else _stats_cells(data.get(tensor.name))
-        table.add_row(*(Text(cell) for cell in (*cells, *more)))
-    return table
+    rows = [
+        (*cells, *(() if data is None else _stats_cells(data.get(tensor.name))))
+        for tensor, cells in zip(source.tensors, tensor_rows(source), strict=True)
+    ]
+    _draw(console, ("#", "tensor", "shape", "type", "size", *numbers), rows, right=(0, 4, 5, 6, 7, 8, 9))
 
 
 def _stats_cells(found: Stats | None) -> tuple[str, ...]:
@@ -74,32 +80,43 @@ def print_diff(console: Console, diff: Diff, *, data: bool) -> None:
         console.print("no difference" + (f", the data of {diff.n_same_data} tensors is equal" if data else ""))
         return
     if diff.keys:
-        table = _table("metadata", "", "left", "right")
-        for key in diff.keys:
-            sign = _sign(left=key.left_type is not None, right=key.right_type is not None)
-            left, right = _value(key.left, key.left_type), _value(key.right, key.right_type)
-            table.add_row(Text(key.key), sign, Text(left), Text(right))
-        console.print(table, "")
+        keys = [
+            (key.key, _key_sign(key), _value(key.left, key.left_type), _value(key.right, key.right_type))
+            for key in diff.keys
+        ]
+        _draw(console, ("metadata", "", "left", "right"), keys)
+        console.print()
     if diff.tensors:
-        table = _table("tensor", "", "left", "right")
-        for pair in diff.tensors:
-            sign = _sign(left=pair.left is not None, right=pair.right is not None)
-            table.add_row(Text(pair.name), sign, _info(pair.left), _info(pair.right))
-        console.print(table, "")
+        tensors = [
+            (
+                pair.name,
+                _sign(left=pair.left is not None, right=pair.right is not None),
+                _info(pair.left),
+                _info(pair.right),
+            )
+            for pair in diff.tensors
+        ]
+        _draw(console, ("tensor", "", "left", "right"), tensors)
+        console.print()
     if data:
         _print_data(console, diff)
 
 
 def _print_data(console: Console, diff: Diff) -> None:
-    table = _table("data", "max abs", "rms", right=(1, 2))
-    for item in diff.data:
-        if item.max_abs is None or item.rms is None:
-            table.add_row(Text(item.name), Text(item.note), "")
-        else:
-            table.add_row(Text(item.name), f"{item.max_abs:.6g}", f"{item.rms:.6g}")
-    if diff.data:
-        console.print(table, "")
+    rows = [
+        (item.name, item.note, "")
+        if item.max_abs is None or item.rms is None
+        else (item.name, f"{item.max_abs:.6g}", f"{item.rms:.6g}")
+        for item in diff.data
+    ]
+    if rows:
+        _draw(console, ("data", "max abs", "rms"), rows, right=(1, 2))
+        console.print()
     console.print(f"data of {diff.n_same_data} tensors equal, of {len(diff.data)} different", highlight=False)
+
+
+def _key_sign(key: KeyDiff) -> str:
+    return _sign(left=key.left_type is not None, right=key.right_type is not None)
 
 
 def _sign(*, left: bool, right: bool) -> str:
@@ -115,5 +132,5 @@ def _value(value: Value | None, kind: str | None) -> str:
     return f"{shorten(str(value))} ({kind})"
 
 
-def _info(tensor: Tensor | None) -> Text:
-    return Text("" if tensor is None else f"{tensor.type.name} {shape(tensor)}")
+def _info(tensor: Tensor | None) -> str:
+    return "" if tensor is None else f"{tensor.type.name} {shape(tensor)}"

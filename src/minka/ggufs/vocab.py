@@ -51,7 +51,7 @@ def special_token(source: GgufFile, name: str, token: str | int) -> tuple[str, N
         if not 0 <= token < field.count:
             raise UsageError(f"token id {token} is not within the {field.count} tokens of {source.path}")
         return key, NewValue(ValueType.UINT32, token)
-    ids = [i for i, raw in enumerate(source.strings(field)) if raw == token.encode()]
+    ids = [i for i, raw in enumerate(source.strings(field)) if raw == token.encode("utf-8", "surrogateescape")]
     if not ids:
         raise UsageError(f"{source.path} has no token {token!r}")
     if len(ids) > 1:

@@ -47,6 +47,13 @@ def encode_string(raw: bytes, order: ByteOrder) -> bytes:
     return struct.pack(letter(order) + "Q", len(raw)) + raw
 
 
+def _utf8(words: str) -> bytes:
+    try:
+        return words.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{words!r} is no text: it has no form in UTF-8") from None
+
+
 def encode_value(kind: ValueType, value: object, order: ByteOrder) -> bytes:
     """One value without its type.
 
@@ -56,7 +63,7 @@ def encode_value(kind: ValueType, value: object, order: ByteOrder) -> bytes:
     if kind is ValueType.STRING:
         if not isinstance(value, str):
             raise UsageError(f"{value!r} is no string")
-        return encode_string(value.encode(), order)
+        return encode_string(_utf8(value), order)
     if kind is ValueType.BOOL and not isinstance(value, bool):
         raise UsageError(f"{value!r} is no bool; write true or false")
     try:
@@ -68,7 +75,7 @@ def encode_value(kind: ValueType, value: object, order: ByteOrder) -> bytes:
 def encode_field(key: str, new: NewValue, order: ByteOrder) -> bytes:
     """A whole metadata record. Raises what `encode_value` raises."""
     prefix = letter(order)
-    head = encode_string(key.encode(), order) + struct.pack(prefix + "I", new.type)
+    head = encode_string(_utf8(key), order) + struct.pack(prefix + "I", new.type)
     if new.type is not ValueType.ARRAY:
         return head + encode_value(new.type, new.value, order)
     if new.element is None or not isinstance(new.value, list):

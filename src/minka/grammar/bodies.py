@@ -20,8 +20,12 @@ from minka.grammar.marks import literal, mark, until
 from minka.grammar.plain import is_plain
 from minka.grammar.problems import embed
 from minka.grammar.schema import narrow
+from minka.grammar.shortest import MAX_FIXED, of_regex
 
 MAX_CHOICES = 10_000
+MAX_CHOICE = 10_000
+"""Characters of one option."""
+
 MAX_REGEX = 10_000
 """Characters."""
 
@@ -109,6 +113,8 @@ def regex(pattern: str, *, param: str = "regex") -> str:
     """Text of which all matches a regular expression (Rust's syntax). Anchors at its ends are allowed."""
     if len(pattern) > MAX_REGEX:
         raise RequestError(f'"{param}" is longer than {MAX_REGEX} characters', param=param)
+    if of_regex(pattern) > MAX_FIXED:
+        raise RequestError(f'"{param}" matches no text of less than {MAX_FIXED} characters', param=param)
     if _ends_escaped(pattern):
         raise RequestError(f'"{param}" ends in a backslash', param=param)
     whole = pattern.removeprefix("^")
@@ -132,6 +138,8 @@ def choice(options: Sequence[str], *, param: str = "choice") -> str:
         raise RequestError(f'"{param}" must be a list of strings, none of them empty', param=param)
     if len(options) > MAX_CHOICES or sum(map(len, options)) > MAX_SOURCE:
         raise RequestError(f'"{param}" has too many options', param=param)
+    if max(map(len, options)) > MAX_CHOICE:
+        raise RequestError(f'"{param}" has an option of more than {MAX_CHOICE} characters', param=param)
     return _nested(f"start: CHOICE\nCHOICE: {' | '.join(map(literal, options))}\n")
 
 

@@ -15,6 +15,7 @@ from llguidance import LLExecutor, LLMatcher
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask_par
 
 from minka.errors import RequestError, UnavailableError
+from minka.grammar.closing import Closable, ClosingWatch
 from minka.grammar.deep import run_deep
 from minka.grammar.jail import Jail
 from minka.grammar.lazy import LazyMatcher, split
@@ -62,10 +63,14 @@ class Grammars:
         if source:
             self._compiled(source, param)
 
-    def start(self, constraint: Constraint) -> Matcher:
+    def start(self, constraint: Constraint, room: int = -1) -> Matcher:
         """See Constraints. Raises UnavailableError for a large grammar that others have driven out of the memory."""
+        matcher = self._started(constraint)
+        return matcher if room < 0 else ClosingWatch(matcher, room)
+
+    def _started(self, constraint: Constraint) -> Closable:
         triggers, source = split(constraint.grammar)
-        matcher: Matcher | None = None
+        matcher: Closable | None = None
         if source and triggers is not None:
             matcher = LazyMatcher(triggers, lambda: self._matcher(source), self._piece, self._plain_tokens)
         elif source:
@@ -92,7 +97,8 @@ class Grammars:
     def _matcher(self, source: str) -> GrammarMatcher:
         if len(source) > MAX_LATE and source not in self._kept:
             raise UnavailableError("many large grammars wait at the same time: try again later")
-        return GrammarMatcher(self._compiled(source, "grammar").deep_copy(), self._vocabulary.native.vocab_size)
+        native = self._compiled(source, "grammar").deep_copy()
+        return GrammarMatcher(native, self._vocabulary.native.vocab_size, self._vocabulary.closers)
 
     def _compiled(self, source: str, param: str) -> LLMatcher:
         with self._lock:
@@ -151,7 +157,7 @@ class Grammars:
 
 def _grammar_of(matcher: Matcher) -> GrammarMatcher | None:
     """The grammar at work inside of a matcher, if there is one."""
-    while isinstance(matcher, ThinkingWatch | LazyMatcher):
+    while isinstance(matcher, ThinkingWatch | LazyMatcher | ClosingWatch):
         if matcher.inner is None:
             return None
         matcher = matcher.inner

@@ -11,6 +11,7 @@ from itertools import combinations
 
 from minka.errors import RequestError
 from minka.grammar.keywords import TYPES
+from minka.grammar.options import kind_of, kinds_named
 from minka.grammar.refs import Refs
 
 MAX_BRANCHES = 200
@@ -40,6 +41,11 @@ def overlap(branches: Sequence[object], refs: Refs, path: str, within: Sequence[
     return None
 
 
+def apart(a: object, b: object, refs: Refs, path: str) -> bool:
+    """Whether two schemas are known to share no value."""
+    return _disjoint(a, b, refs, path, _MAX_DEPTH)
+
+
 def _typed(schema: object, types: Sequence[str]) -> object:
     """A schema that names no type, with these."""
     if not isinstance(schema, dict) or "type" in schema:
@@ -58,7 +64,7 @@ def _told_apart(branches: Sequence[object]) -> bool:
 
 def _are_distinct(schemas: Sequence[object]) -> bool:
     values = [_values(schema) if isinstance(schema, dict) else None for schema in schemas]
-    keys = [{_key(value) for value in told} for told in values if told is not None]
+    keys = [{key_of(value) for value in told} for told in values if told is not None]
     return len(keys) == len(schemas) and len(set().union(*keys)) == sum(map(len, keys))
 
 
@@ -68,6 +74,8 @@ def _resolved(schema: object, refs: Refs, path: str) -> object:
         if not isinstance(schema, dict):
             break
         reference, parts = schema.get("$ref"), schema.get("allOf")
+        if isinstance(reference, str) and not refs.is_one:
+            break  # what it means depends on where it stands
         if isinstance(reference, str):
             schema = refs.resolve(reference, path).schema
         elif isinstance(parts, list) and len(parts) == 1 and "type" not in schema and "properties" not in schema:
@@ -96,10 +104,10 @@ def _disjoint(a: object, b: object, refs: Refs, path: str, depth: int) -> bool:
 def _types(schema: Mapping[str, object]) -> frozenset[str]:
     """The types that a value may have; integers count as numbers."""
     told = schema.get("type")
-    types = {told} if isinstance(told, str) else set(told) if isinstance(told, list) else set(TYPES)
+    types = set(kinds_named(told) or TYPES)
     values = _values(schema)
     if values is not None:
-        types = {_type_of(value) for value in values} & {"number" if t == "integer" else t for t in types}
+        types = {kind_of(value) for value in values} & {"number" if t == "integer" else t for t in types}
     return frozenset("number" if name == "integer" else str(name) for name in types)
 
 
@@ -110,31 +118,24 @@ def _values(schema: Mapping[str, object]) -> list[object] | None:
     return values if isinstance(values, list) else None
 
 
-def _type_of(value: object) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int() | float():
-            return "number"
-        case str():
-            return "string"
-        case list():
-            return "array"
-        case _:
-            return "object"
-
-
 def _differ(a: Mapping[str, object], b: Mapping[str, object]) -> bool:
     mine, theirs = _values(a), _values(b)
     if mine is None or theirs is None:
+        return _excludes(a, theirs) or _excludes(b, mine)
+    return not {key_of(value) for value in mine} & {key_of(value) for value in theirs}
+
+
+def _excludes(schema: Mapping[str, object], values: list[object] | None) -> bool:
+    """Whether a schema says `not` to all of the values."""
+    told = schema.get("not")
+    excluded = _values(told) if isinstance(told, dict) and len(told) == 1 else None
+    if values is None or excluded is None:
         return False
-    return not {_key(value) for value in mine} & {_key(value) for value in theirs}
+    return {key_of(value) for value in values} <= {key_of(value) for value in excluded}
 
 
-def _key(value: object) -> str:
-    """Equal for equal JSON values; 1.0 is 1."""
+def key_of(value: object) -> str:
+    """A text that is equal for equal JSON values; 1.0 is 1."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return json.dumps(value, sort_keys=True)

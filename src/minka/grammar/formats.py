@@ -38,6 +38,11 @@ _IPV6 = "|".join(
 _HEX = "[0-9a-fA-F]"
 _UUID = rf"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}"
 
+
+def _uuid(version: int) -> str:
+    return rf"{_HEX}{{8}}-{_HEX}{{4}}-{version}{_HEX}{{3}}-[89abAB]{_HEX}{{3}}-{_HEX}{{12}}"
+
+
 _CLOCK = r"T(?:[0-9]{1,9}H(?:[0-9]{1,9}M(?:[0-9]{1,9}S)?)?|[0-9]{1,9}M(?:[0-9]{1,9}S)?|[0-9]{1,9}S)"
 _DAYS = r"(?:[0-9]{1,9}Y(?:[0-9]{1,9}M(?:[0-9]{1,9}D)?)?|[0-9]{1,9}M(?:[0-9]{1,9}D)?|[0-9]{1,9}D)"
 _DURATION = rf"P(?:{_DAYS}(?:{_CLOCK})?|{_CLOCK}|[0-9]{{1,9}}W)"
@@ -60,10 +65,16 @@ PATTERNS: Mapping[str, str] = MappingProxyType(
         "ipv6": _IPV6,
         "uuid": _UUID,
         "uri": _URI,
+        "base64": r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?",
+        **{f"uuid{version}": _uuid(version) for version in range(1, 9)},
         "json-pointer": r"(?:/(?:[^~/\u0000-\u001f\u007f]|~[01])*)*",
     }
 )
-"""The formats that are enforced; any other is an annotation, and an error where `strict` is asked for."""
+"""The formats that are enforced; any other is an annotation, and an error where `strict` is asked for and no `pattern`
+says what it means."""
+
+ANY_TEXT = frozenset({"binary", "password", "path"})
+"""Formats that every text has: they say how it is shown or used. Pydantic writes them for bytes, secrets and paths."""
 
 
 def pattern(name: str) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from minka.errors import RequestError
+from minka.grammar.shortest import MAX_FIXED
 
 MAX_REPEAT = 100_000
 """Repetitions of an item."""
@@ -290,7 +291,34 @@ def parse(text: str) -> dict[str, Node]:
             if name not in needed:
                 needed[name] = rules[name]
                 open_names.append(name)
+    if shortest(needed) > MAX_FIXED:
+        raise RequestError(f"the grammar matches no text of less than {MAX_FIXED} characters")
     return needed
+
+
+def shortest(rules: dict[str, Node]) -> int:
+    """Characters of the shortest text that `root` matches; a rule that leads to itself counts nothing there."""
+    known: dict[str, int] = {}
+
+    def of(node: Node) -> int:
+        match node:
+            case Text(text):
+                return len(text)
+            case Chars() | Special():
+                return 1
+            case Name(name):
+                return known.get(name, 0)
+            case Chain(items):
+                return sum(map(of, items))
+            case Choice(options):
+                return min(map(of, options))
+            case Repeat(item, least, _):
+                return least * of(item)
+
+    # Rules come after those that need them, mostly.
+    for name in reversed(rules):
+        known[name] = of(rules[name])
+    return of(rules["root"])
 
 
 def names_in(node: Node) -> list[str]:

@@ -7,6 +7,7 @@ take forever, and it cannot be interrupted. What comes out of here alive is comp
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -15,7 +16,10 @@ import weakref
 from minka.errors import MinkaError, RequestError, UnavailableError
 
 SECONDS = 5.0
-"""The longest that a grammar may take, most of it in waiting for a processor."""
+"""The most processor time that a grammar may take."""
+
+PATIENCE = 6
+"""So many times as long it may take on a machine that has other things to do."""
 
 MEMORY = 2 * 1024**3
 """Bytes of address space of the process, over what it has when it starts; half of that is stack."""
@@ -63,7 +67,7 @@ class Jail:
                     return process
                 _end(process)
         try:
-            return _start()
+            return _start(self._seconds)
         except OSError as error:
             raise UnavailableError(f"cannot start a process to compile the grammar: {error}") from None
 
@@ -71,7 +75,7 @@ class Jail:
         """The process's answer, None if there is none in time."""
         assert process.stdin is not None
         assert process.stdout is not None
-        watch = threading.Timer(self._seconds, process.kill)
+        watch = threading.Timer(self._seconds * PATIENCE, process.kill)
         watch.start()
         try:
             process.stdin.write(json.dumps(source) + "\n")
@@ -94,9 +98,9 @@ def _end(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
-def _start() -> subprocess.Popen[str]:
+def _start(seconds: float) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-c", "from minka.grammar.jail import serve; serve()"],
+        [sys.executable, "-c", f"from minka.grammar.jail import serve; serve({seconds})"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -110,15 +114,29 @@ def _start() -> subprocess.Popen[str]:
     return process
 
 
-def serve() -> None:
-    """The process itself: a grammar a line as a JSON string, and a line for each answer."""
+def serve(seconds: float) -> None:
+    """The process itself: a grammar a line as a JSON string, and a line for each answer.
+
+    It ends in the middle of a grammar that takes more than `seconds` of processor time.
+    """
     from minka.grammar.problems import problem_of, try_out
 
     _limit_memory()
     print("ready", flush=True)
     for line in sys.stdin:
         source = json.loads(line)
-        print(json.dumps(problem_of(source) or try_out(source)), flush=True)
+        _limit_time(seconds)
+        answer = problem_of(source) or try_out(source)
+        _limit_time(0)
+        print(json.dumps(answer), flush=True)
+
+
+def _limit_time(seconds: float) -> None:
+    """Let the system end this process after so much processor time, 0 for never. Not every system can do that."""
+    try:
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+    except AttributeError:
+        return
 
 
 def _limit_memory() -> None:

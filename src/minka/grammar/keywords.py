@@ -31,18 +31,20 @@ ANNOTATIONS = frozenset(
         "$id",
         "id",
         "$anchor",
+        "$dynamicAnchor",
+        "$recursiveAnchor",
     }
 )
 """Keywords without any effect on what is valid. Definitions count when something refers to them."""
 
-COMBINATORS = frozenset({"allOf", "anyOf", "oneOf", "$ref"})
+COMBINATORS = frozenset({"allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "$recursiveRef"})
 """Keywords that bring in other schemas for the same value."""
 
 BY_TYPE: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "string": frozenset({"minLength", "maxLength", "pattern", "format"}),
         "number": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}),
-        "array": frozenset({"items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems"}),
+        "array": frozenset({"items", "prefixItems", "additionalItems", "minItems", "maxItems", "unevaluatedItems"}),
         "object": frozenset(
             {
                 "properties",
@@ -52,37 +54,23 @@ BY_TYPE: Mapping[str, frozenset[str]] = MappingProxyType(
                 "minProperties",
                 "maxProperties",
                 "propertyNames",
+                "unevaluatedProperties",
             }
         ),
     }
 )
 """Keywords that only say something about values of one type."""
 
-UNSUPPORTED = frozenset(
-    {
-        "not",
-        "if",
-        "then",
-        "else",
-        "contains",
-        "minContains",
-        "maxContains",
-        "dependencies",
-        "dependentRequired",
-        "dependentSchemas",
-        "unevaluatedItems",
-        "$dynamicRef",
-        "$dynamicAnchor",
-        "$recursiveRef",
-        "$recursiveAnchor",
-        "extends",
-        "disallow",
-        "divisibleBy",
-    }
+CONDITIONS = frozenset(
+    {"not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems"}
+    | {"dependentRequired", "dependentSchemas", "dependencies"}
 )
+"""Keywords that are written with others before anything else is done, see `conditions`."""
+
+UNSUPPORTED = frozenset({"extends", "disallow", "divisibleBy"})
 """Keywords that decide what is valid and that no grammar here can hold: a schema with one of them is refused."""
 
-ENFORCED = frozenset({"type", "enum", "const", "unevaluatedProperties"}).union(COMBINATORS, *BY_TYPE.values())
+ENFORCED = frozenset({"type", "enum", "const"}).union(COMBINATORS, CONDITIONS, *BY_TYPE.values())
 
 KNOWN = ANNOTATIONS | ENFORCED | UNSUPPORTED
 

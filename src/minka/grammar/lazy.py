@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minka.grammar.backtracking import steps
-from minka.types import Matcher
+from minka.grammar.closing import Closable
 
 _HEADER = "// begins at: "
 
@@ -80,7 +80,7 @@ class LazyMatcher:
     def __init__(
         self,
         triggers: Triggers,
-        begin: Callable[[], Matcher],
+        begin: Callable[[], Closable],
         piece: Callable[[int], bytes],
         tokens_of: Callable[[str], Sequence[int]],
     ) -> None:
@@ -88,7 +88,7 @@ class LazyMatcher:
         self._patterns = [re.compile(pattern) for pattern in triggers.patterns]
         self._full = [re.compile(pattern) for pattern in triggers.full_patterns]
         self._raw = b""
-        self.inner: Matcher | None = None
+        self.inner: Closable | None = None
 
     def apply(self, logits: NDArray[np.float32]) -> None:
         """See Matcher."""
@@ -135,3 +135,10 @@ class LazyMatcher:
     def end_thinking(self) -> bool:
         """See Matcher."""
         return self.inner is not None and self.inner.end_thinking()
+
+    closed = False
+    """See Matcher."""
+
+    def closing(self, ahead: Sequence[int] = ()) -> list[int] | None:
+        """See Closable."""
+        return self.inner.closing(ahead) if self.inner is not None else []

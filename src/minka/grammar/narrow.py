@@ -12,9 +12,10 @@ from fractions import Fraction
 from typing import NamedTuple, Protocol
 
 from minka.errors import RequestError
-from minka.grammar.formats import PATTERNS, pattern
+from minka.grammar.formats import ANY_TEXT, PATTERNS, pattern
 from minka.grammar.keywords import COMBINATORS
 from minka.grammar.refs import escape
+from minka.grammar.shortest import MAX_FIXED, of_regex
 
 MAX_COUNT = 100_000
 """The largest length or number of items that is told apart; a larger maximum means this one."""
@@ -31,6 +32,16 @@ MAX_OPTIONAL = 1_000
 MAX_CONST_DEPTH = 30
 """Levels of a value in `const` or `enum`."""
 
+MAX_VALUES = 10_000
+"""Values of one `enum`."""
+
+MAX_TEXT = 10_000
+"""Characters of a text in `const` or `enum`, or of the name of a property."""
+
+MAX_MULTIPLE = 4_096
+"""The largest number in `multipleOf`, without its decimal point and zeros: a number is followed in so many states."""
+
+_INFINITE = (math.inf, -math.inf)
 _NUMBER_LIMIT = 10**18
 _STEP = 1e-10
 _EXACT = 2**53
@@ -39,14 +50,15 @@ JsonObject = Mapping[str, object]
 
 
 class Place(NamedTuple):
-    """Where a schema stands: its JSON pointer, and how many schemas are around it."""
+    """Where a schema stands: its JSON pointer, how many schemas are around it, and the URI that holds there."""
 
     path: str
     depth: int
+    base: str = ""
 
     def at(self, *parts: str) -> Place:
         """A place further inside."""
-        return Place("/".join((self.path, *map(escape, parts))), self.depth + 1)
+        return Place("/".join((self.path, *map(escape, parts))), self.depth + 1, self.base)
 
 
 class Visit(Protocol):
@@ -74,6 +86,8 @@ def narrow_values(schema: JsonObject, place: Place, out: dict[str, object]) -> N
         values = schema["enum"]
         if not isinstance(values, list) or not values:
             raise RequestError(f'"enum" at {place.path} must be a list of values, and not an empty one')
+        if len(values) > MAX_VALUES:
+            raise RequestError(f'"enum" at {place.path} has more than {MAX_VALUES} values')
         for value in values:
             _check_value(value, place, "enum")
         out["enum"] = values
@@ -97,10 +111,12 @@ def _check_value(value: object, place: Place, key: str) -> None:
             case list():
                 open_values += [(inner, depth + 1) for inner in item]
             case dict():
-                open_values += [(inner, depth + 1) for inner in item.values()]
+                open_values += [(inner, depth + 1) for inner in (*item.values(), *item)]
 
 
 def _check_text(text: str, place: Place, key: str) -> None:
+    if len(text) > MAX_TEXT:
+        raise RequestError(f'"{key}" at {place.path} has a text of more than {MAX_TEXT} characters')
     if any((c < " " and c not in "\n\r\t\b\f") or c == "\x7f" or "\ud800" <= c <= "\udfff" for c in text):
         raise RequestError(f'"{key}" at {place.path} has a control character, which is not supported')
 
@@ -120,7 +136,7 @@ def narrow_string(schema: JsonObject, place: Place, rules: Rules, out: dict[str,
             raise RequestError(f'"format" at {place.path} must be a string')
         if name in PATTERNS:
             patterns.append(pattern(name))
-        elif rules.strict:
+        elif rules.strict and name not in ANY_TEXT and not _has_pattern(schema):
             raise RequestError(f'"format" at {place.path}: "{name[:40]}" is unknown, and the schema is strict')
     if patterns:
         out["pattern"] = patterns[0]
@@ -130,11 +146,20 @@ def narrow_string(schema: JsonObject, place: Place, rules: Rules, out: dict[str,
         out["allOf"] = [*have, {"pattern": patterns[1]}]
 
 
+def _has_pattern(schema: JsonObject) -> bool:
+    """Whether a pattern says what a format means: beside it, or in `allOf` where there are several of them."""
+    parts = schema.get("allOf")
+    beside = parts if isinstance(parts, list) else []
+    return any(isinstance(part, Mapping) and "pattern" in part for part in (schema, *beside))
+
+
 def _regex(value: object, place: Place, key: str) -> str:
     if not isinstance(value, str):
         raise RequestError(f'"{key}" at {place.path} must be a string')
     if len(value) > MAX_PATTERN:
         raise RequestError(f'"{key}" at {place.path} is longer than {MAX_PATTERN} characters')
+    if of_regex(value) > MAX_FIXED:
+        raise RequestError(f'"{key}" at {place.path} matches no text of less than {MAX_FIXED} characters')
     return value
 
 
@@ -218,7 +243,7 @@ def _bounds(schema: JsonObject, place: Place) -> _Bounds:
 
 
 def _number(value: object, place: Place, key: str) -> Fraction:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or value in _INFINITE or value != value:
         raise RequestError(f'"{key}" at {place.path} must be a number')
     return Fraction(value) if isinstance(value, int) else Fraction(repr(value))
 
@@ -231,9 +256,15 @@ def _step(schema: JsonObject, place: Place) -> Fraction | None:
         raise RequestError(f'"multipleOf" at {place.path} must be above 0')
     # The compiler counts in whole steps of a power of ten, in 32 bits, and squares them where schemas are merged.
     scaled = next((step * 10**digits for digits in range(10) if (step * 10**digits).denominator == 1), None)
-    if scaled is None or scaled >= 65_536:
+    if scaled is None or scaled >= 65_536 or _significant(int(scaled)) > MAX_MULTIPLE:
         raise RequestError(f'"multipleOf" at {place.path} has too many digits to be supported')
     return step
+
+
+def _significant(value: int) -> int:
+    while value % 10 == 0:
+        value //= 10
+    return value
 
 
 def _check_multiple(step: Fraction, bounds: _Bounds, place: Place) -> None:
@@ -264,7 +295,6 @@ def _plain(value: Fraction) -> int | float:
 def narrow_array(schema: JsonObject, place: Place, rules: Rules, out: dict[str, object]) -> None:
     """`items`, `prefixItems`, `minItems`, `maxItems`, and the older `items` list with `additionalItems`."""
     _counts(schema, place, out, "minItems", "maxItems")
-    _check_unique(schema, place)
     prefix, items = schema.get("prefixItems"), schema.get("items")
     prefix_key, items_key = "prefixItems", "items"
     if isinstance(items, list):
@@ -284,14 +314,6 @@ def narrow_array(schema: JsonObject, place: Place, rules: Rules, out: dict[str, 
         out["items"] = rules.visit(items, place.at(items_key), free=rules.free)
     elif rules.free and "array" in rules.types:
         out["items"] = rules.visit(True, place.at(items_key), free=True)  # noqa: FBT003 - the schema `true`
-
-
-def _check_unique(schema: JsonObject, place: Place) -> None:
-    unique, most = schema.get("uniqueItems", False), schema.get("maxItems")
-    if not isinstance(unique, bool):
-        raise RequestError(f'"uniqueItems" at {place.path} must be true or false')
-    if unique and not (isinstance(most, int) and most <= 1):
-        raise RequestError(f'the keyword "uniqueItems" at {place.path} is not supported')
 
 
 # -- objects -----------------------------------------------------------------------------------------------------------
@@ -319,7 +341,12 @@ def narrow_object(schema: JsonObject, place: Place, rules: Rules, out: dict[str,
     if rest is not None:
         out["additionalProperties"] = rules.visit(rest, place.at("additionalProperties"), free=free)
     elif free and "object" in rules.types:
-        closed = bool(named) and not matched and "minProperties" not in schema and named.keys() >= set(required)
+        closed = (
+            any(s is not False for s in named.values())
+            and not matched
+            and "minProperties" not in schema
+            and named.keys() >= set(required)
+        )
         out["additionalProperties"] = not closed and rules.visit(True, place, free=True)  # noqa: FBT003
     _check_count(out, named, required, place)
 
@@ -328,6 +355,8 @@ def _map(schema: JsonObject, place: Place, key: str) -> dict[str, object]:
     value = schema.get(key, {})
     if not isinstance(value, dict):
         raise RequestError(f'"{key}" at {place.path} must be an object')
+    if any(len(name) > MAX_TEXT for name in value):
+        raise RequestError(f'"{key}" at {place.path} has a name of more than {MAX_TEXT} characters')
     return value
 
 
@@ -358,6 +387,8 @@ def _by_names(
     """`propertyNames` by way of the other keywords, as far as it goes."""
     allowed = {"type", "enum", "const", "pattern", "format", "minLength", "maxLength", "title", "description"}
     told = names.keys() - {"type", "title", "description"} if isinstance(names, dict) else set()
+    if names is False:
+        return {}, {}, False
     if names is True or (isinstance(names, dict) and not told and names.get("type", "string") == "string"):
         return named, matched, rest
     if not isinstance(names, dict) or named or matched or names.keys() - allowed or len(told - {"maxLength"}) > 1:

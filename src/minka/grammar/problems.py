@@ -22,6 +22,9 @@ _NAMES_TOKENS = re.compile(r"special token|token range|vocab", re.IGNORECASE)
 MAX_TRIES = 200
 """Parts of a schema that are compiled to find the place; the place is the last one found by then."""
 
+MAX_SENTENCE = 300
+"""Characters of a complaint."""
+
 _KEYWORD = "%json "
 _PREFIX = re.compile(r"^at [0-9]+\([0-9]+\): failed to compile JSON schema: ")
 
@@ -57,7 +60,10 @@ def try_out(source: str) -> str:
 def first_line(message: str) -> str:
     """The sentence of a compiler's message, without the source that it quotes."""
     lines = [line.strip() for line in message.splitlines() if line.strip(" ^") and " | " not in line]
-    return (_PREFIX.sub("", " ".join(lines[:4])) or "it cannot be compiled")[:300]
+    text = _PREFIX.sub("", " ".join(lines[:4])) or "it cannot be compiled"
+    reason = text.rfind("error: ")
+    # A long pattern stands in front of what is wrong with it.
+    return text if len(text) <= MAX_SENTENCE else f"{text[:100]} ... {text[reason if reason > 100 else -150 :][:200]}"
 
 
 Problem = Callable[[str], str]

@@ -13,10 +13,13 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from minka.errors import RequestError
-from minka.grammar.disjoint import overlap
+from minka.grammar.conditions import Conditions
 from minka.grammar.keywords import BY_TYPE, COMBINATORS, ENFORCED, KNOWN, MEANT, TYPES, UNSUPPORTED, fold
+from minka.grammar.merging import Both, Merging
 from minka.grammar.narrow import Place, Rules, narrow_array, narrow_number, narrow_object, narrow_string, narrow_values
-from minka.grammar.refs import Refs
+from minka.grammar.negation import At, Excluded
+from minka.grammar.refs import Refs, Target
+from minka.grammar.shortest import MAX_FIXED, of_schema
 
 MAX_DEPTH = 60
 """Schemas inside of each other; libraries that read JSON stop at about a hundred levels."""
@@ -58,29 +61,33 @@ class _Walk:
     def __init__(self, root: object, *, strict: bool) -> None:
         self._root, self._strict = root, strict
         self._refs = Refs(root)
+        self._conditions = Conditions(self._refs, _check_keywords)
+        self._merging = Merging(self._refs)
         self._names: dict[tuple[str, Mode], str] = {}
         self._open: list[tuple[str, object, Place, Mode]] = []
         self._definitions: dict[str, object] = {}
         self._places: dict[str, str] = {}
         self._n_schemas = 0
-        self._steps: list[Fraction] = []
+        self._steps: dict[Fraction, str] = {}
 
     def whole(self) -> dict[str, object]:
         """The narrowed root with all definitions that it needs."""
-        root = self.visit(self._root, Place("#", 0), Mode(free=True))
+        root = self.visit(self._root, Place("#", 0, self._refs.base), Mode(free=True))
         while self._open:
             name, schema, place, mode = self._open.pop()
             self._definitions[name] = self.visit(schema, place, mode)
         if root is False:
-            raise RequestError("the schema at # allows no value")
+            raise RequestError("the schema at # allows no value, or its conditions contradict each other")
         if _mentions_any(root) or any(map(_mentions_any, self._definitions.values())):
             self._definitions[_ANY_NAME] = _any_schema()
         whole = {"$ref": f"#/$defs/{_ANY_NAME}"} if root is True else dict(root)  # type: ignore[call-overload]
         if self._definitions:
             whole["$defs"] = self._definitions
         _check_steps(self._steps)
-        _check_endings(whole, self._places)
-        return whole
+        if of_schema(whole) > MAX_FIXED:
+            raise RequestError(f"the schema at # allows no text of less than {MAX_FIXED} characters")
+        dead = _without_end(whole, self._places, self._conditions.contradictions)
+        return {key: _pruned(value, dead) for key, value in whole.items()} if dead else whole
 
     def visit(self, schema: object, place: Place, mode: Mode) -> object:
         """One schema, narrowed: an object or a boolean."""
@@ -93,7 +100,34 @@ class _Walk:
             return dict(_ANY) if schema and mode.free else schema
         if not isinstance(schema, dict):
             raise RequestError(f"a schema must be an object, true or false, but the one at {place.path} is not")
+        if isinstance(schema, Excluded):
+            return self.visit(schema.written(place), place, Mode(free=False))
+        if isinstance(schema, Both) and schema.name:
+            return self._named(Target(schema.name, dict(schema), place.base), mode)
+        if isinstance(schema, At):
+            place = schema.place._replace(depth=place.depth)
+        place = place._replace(base=self._refs.base_of(schema, place.base))
         _check_keywords(schema, place)
+        simpler = self._simpler(schema, place, mode)
+        return self._narrowed(schema, place, mode) if simpler is None else self.visit(simpler, place, mode)
+
+    def _simpler(self, schema: JsonObject, place: Place, mode: Mode) -> object:
+        """The schema without conditions, or with its combinators merged into it; None if there is nothing to do."""
+        if self._conditions.has(schema):
+            return self._conditions.rewritten(schema, place, free=mode.free)
+        if "unevaluatedItems" in schema:
+            return self._merging.arrays(schema, place)
+        asserted = [key for key in schema if key in ENFORCED]
+        if asserted in (["$ref"], ["anyOf"], ["oneOf"]) or not schema.keys() & COMBINATORS:
+            return None
+        objects = self._merging.objects(schema, place, free=mode.free)
+        if objects is not None:
+            return objects[0] if len(objects) == 1 else {"anyOf": objects}
+        parts = schema.get("allOf")
+        return self._merging.values(parts) if asserted == ["allOf"] and isinstance(parts, list) else None
+
+    def _narrowed(self, schema: JsonObject, place: Place, mode: Mode) -> object:
+        """A schema for which nothing simpler is known."""
         asserted = [key for key in schema if key in ENFORCED]
         if not asserted:
             return dict(_ANY) if mode.free else True
@@ -114,30 +148,32 @@ class _Walk:
         self, key: str, value: object, place: Place, mode: Mode, within: Sequence[str] = TYPES
     ) -> dict[str, object]:
         """One combinator; `within` are the types that its keywords' neighbours leave."""
-        if key == "$ref":
-            return self._reference(value, place, mode)
+        if key in {"$ref", "$dynamicRef", "$recursiveRef"}:
+            return self._reference(key, value, place, mode)
         if not isinstance(value, list) or not value:
             raise RequestError(f'"{key}" at {place.path} must be a list of schemas, and not an empty one')
         if key == "oneOf":
-            pair = overlap(value, self._refs, place.path, within or TYPES)
-            if pair is not None:
-                raise RequestError(
-                    f'"oneOf" at {place.path}: a value could match number {pair[0]} and number {pair[1]} of it, and '
-                    'that cannot be excluded; make them differ in type or in a constant property, or use "anyOf"'
-                )
+            exclusive = self._conditions.exclusive(value, place, within or TYPES)
+            if exclusive is not None:
+                return {"allOf": [self.visit(exclusive, place, Mode(free=False))]}
         parts = [self.visit(part, place.at(key, str(index)), mode) for index, part in enumerate(value)]
         return {"anyOf" if key == "oneOf" else key: parts}
 
-    def _reference(self, value: object, place: Place, mode: Mode) -> dict[str, object]:
+    def _reference(self, key: str, value: object, place: Place, mode: Mode) -> dict[str, object]:
         if not isinstance(value, str):
-            raise RequestError(f'"$ref" at {place.path} must be a string')
-        target = self._refs.resolve(value, place.path)
-        key = (target.pointer, mode)
-        name = self._names.get(key)
+            raise RequestError(f'"{key}" at {place.path} must be a string')
+        resolve = self._refs.resolve if key == "$ref" else self._refs.resolve_dynamic
+        target = resolve(value, place.path, place.base)
+        return self._named(target, mode)
+
+    def _named(self, target: Target, mode: Mode) -> dict[str, object]:
+        """A reference to a definition, which is visited later if that has not been done."""
+        known = (target.pointer, mode)
+        name = self._names.get(known)
         if name is None:
-            name = self._names[key] = str(len(self._names))
+            name = self._names[known] = str(len(self._names))
             self._places[name] = target.pointer
-            self._open.append((name, target.schema, Place(target.pointer, 0), mode))
+            self._open.append((name, target.schema, Place(target.pointer, 0, target.base), mode))
         return {"$ref": f"#/$defs/{name}"}
 
     def _merged(self, schema: JsonObject, place: Place, mode: Mode) -> dict[str, object]:
@@ -160,7 +196,7 @@ class _Walk:
             narrow_string(schema, place, rules._replace(free=False), out)
             narrow_number(schema, place, rules._replace(free=False, types=frozenset()), out)
         if not mode.free and isinstance(step := out.get("multipleOf"), int | float):
-            self._steps.append(Fraction(repr(step)))
+            self._steps.setdefault(Fraction(repr(step)), place.path)
         narrow_array(schema, place, rules, out)
         narrow_object(schema, place, rules, out)
         return out
@@ -198,11 +234,14 @@ def _types(schema: JsonObject, place: Place) -> list[str]:
     return list(dict.fromkeys(types))
 
 
-def _check_steps(steps: list[Fraction]) -> None:
+def _check_steps(steps: Mapping[Fraction, str]) -> None:
     """Where schemas are merged, the compiler takes the least common multiple of two steps, in 32 bits."""
     scale = math.lcm(*(step.denominator for step in steps))
-    if math.lcm(*(int(step * scale) for step in set(steps))) * scale >= 65_536 and len(set(steps)) > 1:
-        raise RequestError('the values of "multipleOf" that are combined have too many digits to be supported')
+    if len(steps) > 1 and math.lcm(*(int(step * scale) for step in steps)) * scale >= 65_536:
+        raise RequestError(
+            f'"multipleOf" at {" and ".join(list(steps.values())[:2])}: the values that are combined have too many '
+            "digits to be supported"
+        )
 
 
 def _mentions_any(schema: object) -> bool:
@@ -240,22 +279,60 @@ def _any_schema() -> dict[str, object]:
 
 # -- recursion that can never end --------------------------------------------------------------------------------------
 
-_MAX_PASSES = 100
 
+def _without_end(whole: JsonObject, places: Mapping[str, str], contradictions: Sequence[str]) -> set[str]:
+    """The definitions of which every value would have to hold another one inside, without end.
 
-def _check_endings(whole: JsonObject, places: Mapping[str, str]) -> None:
-    """Refuse a schema whose every value would have to hold another one inside, without end."""
+    Raises RequestError for a schema that cannot do without them.
+    """
     definitions = whole.get("$defs", {})
     assert isinstance(definitions, dict)
-    done: set[str] = {name for name, schema in definitions.items() if _ends(schema, set())}
-    for _ in range(_MAX_PASSES):
-        more = {name for name in reversed(definitions) if name not in done and _ends(definitions[name], done)}
-        if not more:
-            break
-        done |= more
+    users: dict[str, set[str]] = {name: set() for name in definitions}
+    for name, schema in definitions.items():
+        for used in _referred(schema) & users.keys():
+            users[used].add(name)
+    done: set[str] = set()
+    open_names = list(definitions)
+    while open_names:
+        name = open_names.pop()
+        if name not in done and _ends(definitions[name], done):
+            done.add(name)
+            open_names += users[name] - done
     if not _ends(whole, done):
-        stuck = next((places[name] for name in definitions if name not in done and name in places), "#")
-        raise RequestError(f"no value can satisfy the schema at {stuck}: it is false, or requires itself again")
+        stuck = (places[name] for name in definitions if name not in done and name in places)
+        place = [*contradictions, *stuck, "#"][0]
+        raise RequestError(
+            f"no value can satisfy the schema at {place}: it is false, contradicts itself, or requires itself again"
+        )
+    return definitions.keys() - done
+
+
+def _pruned(schema: object, dead: set[str]) -> object:
+    """A narrowed schema in which references to some definitions are `false`."""
+    if isinstance(schema, list):
+        return [_pruned(part, dead) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.rpartition("/")[2] in dead:
+        return False
+    return {key: value if key in {"const", "enum"} else _pruned(value, dead) for key, value in schema.items()}
+
+
+def _referred(schema: object) -> set[str]:
+    """The definitions that a narrowed schema refers to."""
+    found: set[str] = set()
+    open_values = [schema]
+    while open_values:
+        match open_values.pop():
+            case dict() as value:
+                reference = value.get("$ref")
+                if isinstance(reference, str):
+                    found.add(reference.rpartition("/")[2])
+                open_values.extend(value.values())
+            case list() as values:
+                open_values.extend(values)
+    return found
 
 
 def _ends(schema: object, done: set[str]) -> bool:

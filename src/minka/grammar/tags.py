@@ -8,15 +8,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from minka.errors import RequestError
 from minka.grammar import bodies
-from minka.grammar.marks import literal, mark, until
+from minka.grammar.marks import literal, mark, regex_of, until
 
 MAX_DEPTH = 12
 """Formats inside of each other; Lark takes few parentheses."""
 
+MAX_REPEAT = 1_000
+
 JsonObject = Mapping[str, object]
+
+_KEYS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "const_string": frozenset({"value"}),
+        "json_schema": frozenset({"json_schema", "style"}),
+        "any_text": frozenset({"excludes"}),
+        "grammar": frozenset({"grammar"}),
+        "regex": frozenset({"pattern", "excludes"}),
+        "sequence": frozenset({"elements"}),
+        "or": frozenset({"elements"}),
+        "optional": frozenset({"content"}),
+        "plus": frozenset({"content"}),
+        "star": frozenset({"content"}),
+        "repeat": frozenset({"content", "min", "max"}),
+        "tag": frozenset({"begin", "content", "end"}),
+        "triggered_tags": frozenset({"triggers", "tags", "at_least_one", "stop_after_first", "excludes"}),
+        "tags_with_separator": frozenset({"tags", "separator", "at_least_one", "stop_after_first"}),
+    }
+)
+"""What each type of format may say; anything else is refused."""
 
 
 def structural_tag(value: object, *, param: str = "structural_tag") -> str:
@@ -53,10 +76,14 @@ class _Reader:
         self._kinds: Mapping[str, Callable[[JsonObject, str, int], str]] = {
             "const_string": self._const_string,
             "json_schema": self._json_schema,
-            "any_text": lambda form, path, depth: bodies.ANY_TEXT,
+            "any_text": lambda form, path, depth: self._free_text(form, path),
             "grammar": lambda form, path, depth: bodies.gbnf(self._text(form, "grammar", path), param=path),
-            "regex": lambda form, path, depth: bodies.regex(self._text(form, "pattern", path), param=path),
+            "regex": self._regex,
             "sequence": self._sequence,
+            "optional": lambda form, path, depth: self._repeated(form, path, depth, "?"),
+            "plus": lambda form, path, depth: self._repeated(form, path, depth, "+"),
+            "star": lambda form, path, depth: self._repeated(form, path, depth, "*"),
+            "repeat": lambda form, path, depth: self._repeated(form, path, depth, self._times(form, path)),
             "or": self._choice,
             "tag": lambda form, path, depth: self._wrapped(self._tag(form, path, depth)),
             "triggered_tags": self._triggered_tags,
@@ -91,12 +118,48 @@ class _Reader:
         read = self._kinds.get(str(form.get("type")))
         if read is None:
             raise self.fail(f"{path}.type", f"must be one of {', '.join(sorted(self._kinds))}")
+        unknown = form.keys() - _KEYS[str(form["type"])] - {"type"}
+        if unknown:
+            raise self.fail(f"{path}.{min(map(str, unknown))}", "is not supported")
         return read(form, path, depth - 1)
+
+    def _excludes(self, form: JsonObject, path: str) -> tuple[str, ...]:
+        """Texts that must not come anywhere in a format."""
+        return tuple(self._texts(form, "excludes", path)) if form.get("excludes") else ()
+
+    def _free_text(self, form: JsonObject, path: str) -> str:
+        excludes = self._excludes(form, path)
+        if not excludes:
+            return bodies.ANY_TEXT
+        found = "|".join(map(regex_of, excludes))
+        return f"%lark {{\nstart: TEXT\nTEXT: {bodies.ANY_TEXT} & ~/(?s:.*)({found})(?s:.*)/\n}}"
+
+    def _regex(self, form: JsonObject, path: str, depth: int) -> str:
+        if form.get("excludes"):
+            raise self.fail(f"{path}.excludes", "is not supported here")
+        return bodies.regex(self._text(form, "pattern", path), param=path)
+
+    def _repeated(self, form: JsonObject, path: str, depth: int, times: str) -> str:
+        content = self.format(form.get("content"), f"{path}.content", depth)
+        return f"%lark {{\nstart: one{times}\none: {content}\n}}"
+
+    def _times(self, form: JsonObject, path: str) -> str:
+        least, most = form.get("min", 0), form.get("max", -1)
+        for key, count in (("min", least), ("max", most)):
+            if isinstance(count, bool) or not isinstance(count, int) or not -1 <= count <= MAX_REPEAT:
+                raise self.fail(f"{path}.{key}", f"must be an integer from 0 to {MAX_REPEAT}")
+        assert isinstance(least, int)
+        assert isinstance(most, int)
+        if least < 0 or -1 < most < max(least, 1):
+            raise self.fail(f"{path}.max", "must be -1 for any number, or at least 1 and no less than min")
+        return f"{{{least},{most if most >= 0 else ''}}}"
 
     def _const_string(self, form: JsonObject, path: str, depth: int) -> str:
         return literal(self._text(form, "value", path))
 
     def _json_schema(self, form: JsonObject, path: str, depth: int) -> str:
+        if form.get("style", "json") != "json":
+            raise self.fail(f"{path}.style", 'must be "json"')
         return bodies.json_schema(form.get("json_schema", True), param=f"{path}.json_schema")
 
     def _sequence(self, form: JsonObject, path: str, depth: int) -> str:
@@ -117,7 +180,7 @@ class _Reader:
             raise self.fail(f"{path}.end", "must be a string")
         texts = tuple(str(one) for one in ends)
         begin = self._text(form, "begin", path)
-        if content.get("type") == "any_text" and all(texts):
+        if content.get("type") == "any_text" and all(texts) and not content.get("excludes"):
             return _Tag(begin, until(*texts), ())
         return _Tag(begin, self.format(content, f"{path}.content", depth), texts)
 
@@ -127,6 +190,8 @@ class _Reader:
         return f"%lark {{\nstart: {body}\n}}"
 
     def _triggered_tags(self, form: JsonObject, path: str, depth: int) -> str:
+        if form.get("excludes"):
+            raise self.fail(f"{path}.excludes", "is not supported here")
         tags = self._tags(form, path, depth)
         least, once = self._flag(form, "at_least_one", path), self._flag(form, "stop_after_first", path)
         return self._triggered(tags, self._texts(form, "triggers", path), path, least=int(least), once=once)

@@ -1,7 +1,8 @@
 """A matcher that watches the reasoning: it counts its tokens and forces its end.
 
 States as llama.cpp has them: outside, inside (counting), waiting for a character to be complete, forcing, outside
-again. What comes before, between and after is up to the grammar, if there is one.
+again. What comes before, between and after is up to the grammar, if there is one; where it does not let the reasoning
+end, the end is forced later. A grammar that begins late does not begin within the reasoning.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from minka.grammar.closing import Closable
+from minka.grammar.lazy import LazyMatcher
+from minka.grammar.matcher import GrammarMatcher
 from minka.grammar.utf8 import is_complete
 from minka.types import Matcher, Thinking
 
@@ -23,7 +27,7 @@ class ThinkingWatch:
     """
 
     def __init__(
-        self, thinking: Thinking, inner: Matcher | None, piece: Callable[[int], bytes], ending: Sequence[int]
+        self, thinking: Thinking, inner: Closable | None, piece: Callable[[int], bytes], ending: Sequence[int]
     ) -> None:
         self.inner = inner
         self._piece, self._ending, self._budget = piece, tuple(ending), thinking.budget
@@ -38,6 +42,8 @@ class ThinkingWatch:
         """Tokens that are yet to be forced."""
         self._tail = b""
         """The end of the text: as much as can be the beginning of a tag."""
+        self._unseen: list[int] = []
+        """The last tokens of the reasoning, which a grammar that begins late has not been told of."""
         self._decide()
 
     def apply(self, logits: NDArray[np.float32]) -> None:
@@ -57,8 +63,16 @@ class ThinkingWatch:
 
     def accept(self, token: int) -> None:
         """See Matcher."""
-        if self.inner is not None:
+        waits = self._inside and isinstance(self.inner, LazyMatcher) and self.inner.inner is None
+        if waits:
+            self._unseen = [*self._unseen[-self._longest :], token]
+        elif self.inner is not None:
             self.inner.accept(token)
+        self._follow(token)
+        if waits and not self._inside:
+            self._show_end()
+
+    def _follow(self, token: int) -> None:
         if self._left and token == self._left[0]:
             self._left = self._left[1:]
             if not self._left:
@@ -82,6 +96,35 @@ class ThinkingWatch:
         self._decide()
         return True
 
+    closed = False
+    """See Matcher."""
+
+    def closing(self, ahead: Sequence[int] = ()) -> list[int] | None:
+        """See Closable: the reasoning ends first."""
+        if self.inner is None:
+            return []
+        ending = self._left or (self._ending if self._inside else ())
+        return self.inner.closing((*ending, *ahead))
+
+    def _show_end(self) -> None:
+        """Tell the grammar of the end tag, which may be what begins it."""
+        text, at = b"", len(self._unseen)
+        while at and not any(end in text for end in self._ends):
+            at -= 1
+            text = self._piece(self._unseen[at]) + text
+        for token in self._unseen[at:]:
+            if self.inner is not None:
+                self.inner.accept(token)
+        self._unseen = []
+
+    def _may_end(self) -> bool:
+        """Whether the reasoning can be ended here: no character is cut in half by it, and the grammar allows it."""
+        inner: Matcher | None = self.inner
+        while isinstance(inner, LazyMatcher):
+            inner = inner.inner
+        fits = not isinstance(inner, GrammarMatcher) or inner.fits(self._ending)
+        return is_complete(self._tail) and fits
+
     def _read(self, piece: bytes) -> None:
         """Look for tags in what is new. A tag may be one token, several, or a part of one."""
         text = self._tail + piece
@@ -98,8 +141,8 @@ class ThinkingWatch:
         self._tail = text[-max(self._longest - 1, 3) :]
 
     def _decide(self) -> None:
-        """Begin to force the end if it is time, and no character is cut in half by it."""
+        """Begin to force the end if it is time for it."""
         over = 0 <= self._budget <= self._counted
-        if self._inside and (self._cut or over) and is_complete(self._tail) and not self._left:
+        if self._inside and (self._cut or over) and not self._left and self._may_end():
             self._cut = False
             self._left = self._ending

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from llguidance import LLTokenizer
 
+from minka.grammar.closing import closers
 from minka.grammar.marks import is_special
 from minka.types import Tokenizer
 
@@ -21,7 +22,10 @@ class Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self.native = LLTokenizer(_Wrapper(tokenizer, self), eos_token=sorted(tokenizer.eog) or None)  # type: ignore[arg-type]
+        wrapper = _Wrapper(tokenizer, self)
+        self.native = LLTokenizer(wrapper, eos_token=sorted(tokenizer.eog) or None)  # type: ignore[arg-type]
+        self.closers = closers(wrapper.tokens)
+        """Tokens that close JSON."""
         self._longest: dict[bytes, int] | None = None
 
     def tokens(self, text: str, *, parse_special: bool) -> list[int]:

@@ -25,6 +25,7 @@ from minka.native.protocol import Block, Decoded, Logits, Sampler
 from minka.native.samplers import Chain, Greedy, biases, picks_maximum
 from minka.native.state import KvBlock, StateFormat
 from minka.native.state_layouts import adopt, portable
+from minka.native.threadpool import Threadpools
 from minka.native.vocab import Vocab
 from minka.params import Adapters, ContextParams, SamplingParams
 from minka.types import Adapter
@@ -43,9 +44,9 @@ class TextlessError(ModelError):
 
 
 class Context:
-    """Implements `protocol.Backend`. Frees its C objects on `close`; the model outlives it."""
+    """Implements `protocol.Backend`. Frees its C objects on `close`; the model and the thread pools outlive it."""
 
-    def __init__(self, model: Model, params: ContextParams) -> None:
+    def __init__(self, model: Model, params: ContextParams, threadpools: Threadpools | None = None) -> None:
         self._lib: Library = library()
         self._slow, self._fast = self._lib.slow, self._lib.fast
         self.model = model
@@ -73,6 +74,8 @@ class Context:
             )
         try:
             self._steering = steer(self._lib, self._context, model, params)
+            if threadpools is not None:
+                threadpools.attach(self._context)
         except BaseException:
             self._slow.llama_free(self._context)
             raise

@@ -21,12 +21,17 @@ FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
 _ROPE_SCALING = {"": -1, "none": 0, "linear": 1, "yarn": 2}
 
 
+def thread_counts(params: ContextParams) -> tuple[int, int]:
+    """How many threads generate, and how many compute prompts."""
+    n_threads = params.threads if params.threads > 0 else physical_cores()
+    return n_threads, params.threads_batch if params.threads_batch > 0 else n_threads
+
+
 def context_params(lib: Library, params: ContextParams) -> llama_context_params:
     """llama_context_params with all that `params` says but n_seq_max and kv_unified, which keep their defaults."""
     native = lib.slow.llama_context_default_params()
     native.n_ctx, native.n_batch, native.n_ubatch = params.n_ctx, params.n_batch, params.n_ubatch
-    native.n_threads = params.threads if params.threads > 0 else physical_cores()
-    native.n_threads_batch = params.threads_batch if params.threads_batch > 0 else native.n_threads
+    native.n_threads, native.n_threads_batch = thread_counts(params)
     native.flash_attn_type = FLASH_ATTN[params.flash_attn]
     native.type_k, native.type_v = KV_TYPES[params.cache_type_k], KV_TYPES[params.cache_type_v]
     native.offload_kqv, native.swa_full, native.no_perf = params.kv_offload, params.swa_full, not params.perf

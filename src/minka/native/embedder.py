@@ -20,6 +20,7 @@ from minka.native.embedding_context import POOLING, EmbeddingContext, Size
 from minka.native.embeddings import Part
 from minka.native.library import library
 from minka.native.model import Model
+from minka.native.threadpool import Threadpools
 from minka.params import ContextParams
 from minka.types import Pooling, RankFrame, Vectors
 
@@ -64,16 +65,25 @@ def choose_pooling(model: Model, wanted: str | None) -> Pooling:
 
 
 class Embedder:
-    """Implements `embeddings.EmbeddingBackend`; the model outlives it. Nothing is opened before it is used.
+    """Implements `embeddings.EmbeddingBackend`; model and thread pools outlive it. Nothing is opened before it is used.
 
     `generates`: the model has a KV cache, and so a text's tokens usually look back only.
     """
 
-    def __init__(self, model: Model, params: ContextParams, pooling: Pooling, *, generates: bool) -> None:
+    def __init__(
+        self,
+        model: Model,
+        params: ContextParams,
+        pooling: Pooling,
+        *,
+        generates: bool,
+        threadpools: Threadpools | None = None,
+    ) -> None:
         self.model = model
         self.pooling = pooling
         self._params = params
         self._generates = generates
+        self._threadpools = threadpools
         architecture = model.meta("general.architecture")
         self.splits = generates and model.meta(f"{architecture}.attention.causal") != "false"
         limits = [model.n_ctx_train, params.n_ctx]
@@ -194,7 +204,7 @@ class Embedder:
         pooling = Pooling.NONE if pooled_here else self.pooling
         plain = self._prefers_plain(n_cells) and (self.splits or n_batch <= FEW)
         size = Size(n_cells, n_batch, n_seq_max, pooling, cached=self._generates, causal=self.splits, plain=plain)
-        self._rooms[n_batch] = EmbeddingContext(self.model, self._params, size)
+        self._rooms[n_batch] = EmbeddingContext(self.model, self._params, size, self._threadpools)
         return self._rooms[n_batch]
 
     def _close_rooms(self) -> None:

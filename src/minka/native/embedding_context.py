@@ -20,6 +20,7 @@ from minka.native.embeddings import Part
 from minka.native.library import Library, library
 from minka.native.machine import available_memory
 from minka.native.model import Model
+from minka.native.threadpool import Threadpools
 from minka.params import ContextParams
 from minka.types import Pooling
 
@@ -47,7 +48,7 @@ class Size:
 class EmbeddingContext:
     """One llama_context. Raises NativeError if it cannot be made."""
 
-    def __init__(self, model: Model, params: ContextParams, size: Size) -> None:
+    def __init__(self, model: Model, params: ContextParams, size: Size, threadpools: Threadpools | None = None) -> None:
         self._lib: Library = library()
         self._slow = self._lib.slow
         self._size = size
@@ -65,6 +66,8 @@ class EmbeddingContext:
         self._batch = Batch(self._lib, size.n_batch)
         try:
             steer(self._lib, self._context, model, params)
+            if threadpools is not None:
+                threadpools.attach(self._context)
             self._verify()
         except BaseException:
             self.close()

@@ -7,14 +7,19 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Event
+from typing import cast
 
 from minka.errors import ModelError
+from minka.ggufs.loadable import require_loadable
 from minka.native.adapters import LoraAdapters
 from minka.native.library import Library, library
-from minka.native.placement import Placement
+from minka.native.placement import KvOverride, Placement
 from minka.native.vocab import Vocab
 from minka.params import ModelParams
 
@@ -30,8 +35,9 @@ _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 class Model:
     """A loaded GGUF. Close it after all contexts made from it."""
 
-    def __init__(self, path: Path, pointer: int, lib: Library) -> None:
+    def __init__(self, path: Path, pointer: int, lib: Library, metadata: tuple[KvOverride, ...] = ()) -> None:
         self.path = path
+        self._metadata = metadata
         self._model: int | None = pointer
         self._lib = lib
         self.vocab = Vocab(lib, lib.slow.llama_model_get_vocab(pointer))
@@ -46,31 +52,22 @@ class Model:
         placement: Placement | None = None,
     ) -> Model:
         """Load a GGUF (of a split one: the first shard). `progress` is called with 0..1 from this thread;
-        an exception in it stops the loading and is raised here.
+        an exception in it, or an interrupt, stops the loading and is raised here.
 
         Raises ModelError with libllama's own reason if it cannot, and UsageError for a `placement` that cannot be.
         """
         if not path.is_file():
             raise ModelError(f"cannot load the model {path}: there is no such file")
+        require_loadable(path)
         lib = library()
         native = _native_params(lib, params)
         if placement is not None:
             placement.apply(native)
-        raised: list[BaseException] = []
-        if progress is not None:
-            # Kept in a local: C calls it until the load returns.
-            callback = lib.slow.llama_progress_callback(_guarded(progress, raised))
-            native.progress_callback = callback
         with lib.errors() as errors:
-            pointer = lib.slow.llama_model_load_from_file(os.fsencode(path), native)
-            if raised:
-                if pointer:
-                    lib.slow.llama_model_free(pointer)
-                raise raised[0]
+            pointer = _load(lib, path, native, progress or (lambda _share: None))
             if not pointer:
-                reason = _reason(errors)
-                raise ModelError(f"cannot load the model {path}: {reason}")
-        return cls(path, pointer, lib)
+                raise ModelError(f"cannot load the model {path}: {_reason(errors)}")
+        return cls(path, pointer, lib, placement.metadata if placement is not None else ())
 
     @property
     def pointer(self) -> int:
@@ -101,13 +98,16 @@ class Model:
 
     @cached_property
     def fingerprint(self) -> bytes:
-        """Tells model files apart: a hash of the file's size, its beginning (the metadata) and its end, 32 bytes."""
+        """Tells models apart: a hash of the file's size, its beginning (the metadata) and its end, and of what was put
+        in place of its metadata, 32 bytes."""
         size = self.path.stat().st_size
         digest = blake2b(size.to_bytes(8, "little"), digest_size=32)
         with self.path.open("rb") as file:
             digest.update(file.read(_SAMPLE))
             file.seek(max(0, size - _SAMPLE))
             digest.update(file.read())
+        if self._metadata:
+            digest.update(repr(self._metadata).encode())
         return digest.digest()
 
     def chat_template(self, name: str | None = None) -> str | None:
@@ -195,17 +195,32 @@ class Model:
         return buffer.raw[:size].decode("utf-8", "replace")
 
 
-def _guarded(progress: Callable[[float], None], raised: list[BaseException]) -> Callable[[float, object], bool]:
-    """`progress` for C: no exception may pass through there, so it is kept, and C is told to stop."""
+def _load(lib: Library, path: Path, native: ctypes.Structure, progress: Callable[[float], None]) -> int | None:
+    """The llama_model, or None. It is made in a thread that ends with the load.
 
-    def call(value: float, _user_data: object) -> bool:
+    Repacking weights computes, and OpenMP's threads belong to the thread that first computed. Left with the caller,
+    they take a tenth from every later decode of another thread. And a caller that waits here can be interrupted.
+    """
+    shares: SimpleQueue[float | None] = SimpleQueue()
+    stop = Event()
+
+    def note(share: float, _user_data: object) -> bool:
+        shares.put(share)
+        return not stop.is_set()
+
+    native.progress_callback = lib.slow.llama_progress_callback(note)
+    with ThreadPoolExecutor(1, "minka-load") as pool:
+        loading = pool.submit(lib.slow.llama_model_load_from_file, os.fsencode(path), native)
+        loading.add_done_callback(lambda _loading: shares.put(None))
         try:
-            progress(value)
-        except BaseException as error:  # noqa: BLE001 - raised again by the caller of C
-            raised.append(error)
-        return not raised
-
-    return call
+            while (share := shares.get()) is not None:
+                progress(share)
+        except BaseException:
+            stop.set()
+            if pointer := loading.result():
+                lib.slow.llama_model_free(pointer)
+            raise
+    return cast("int | None", loading.result())
 
 
 def _native_params(lib: Library, params: ModelParams) -> ctypes.Structure:

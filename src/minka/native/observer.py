@@ -20,6 +20,7 @@ from minka.native.context import Context
 from minka.native.library import Library, library
 from minka.native.model import Model
 from minka.native.protocol import Decoded
+from minka.native.threadpool import Threadpools
 from minka.params import ContextParams
 
 if TYPE_CHECKING:
@@ -245,9 +246,9 @@ class _ResultHook(Hook):
 class WatchedContext(Context):
     """A context whose decodes are watched by a hook, and that has logits for every token of a batch."""
 
-    def __init__(self, model: Model, params: ContextParams, hook: Hook) -> None:
+    def __init__(self, model: Model, params: ContextParams, hook: Hook, threadpools: Threadpools | None = None) -> None:
         self._hook = hook
-        super().__init__(model, params)
+        super().__init__(model, params, threadpools)
 
     def _native_params(self, params: ContextParams, n_ctx: int) -> llama_context_params:
         native = super()._native_params(params, n_ctx)
@@ -271,12 +272,16 @@ class WatchedContext(Context):
 class ObservedContext(WatchedContext):
     """Shows an observer the products of each decode."""
 
-    def __init__(self, model: Model, params: ContextParams, observer: Observer) -> None:
-        super().__init__(model, params, _ProductHook(library(), observer))
+    def __init__(
+        self, model: Model, params: ContextParams, observer: Observer, threadpools: Threadpools | None = None
+    ) -> None:
+        super().__init__(model, params, _ProductHook(library(), observer), threadpools)
 
 
 class ResultContext(WatchedContext):
     """Shows `see` the results whose names begin with `prefix`, such as `l_out`: what each layer gives to the next."""
 
-    def __init__(self, model: Model, params: ContextParams, prefix: str, see: See) -> None:
-        super().__init__(model, params, _ResultHook(library(), prefix, see))
+    def __init__(
+        self, model: Model, params: ContextParams, prefix: str, see: See, threadpools: Threadpools | None = None
+    ) -> None:
+        super().__init__(model, params, _ResultHook(library(), prefix, see), threadpools)

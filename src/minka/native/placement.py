@@ -1,18 +1,20 @@
 """Where the weights of a model go, beyond what ModelParams says: devices, tensors by name, lazy loading, metadata.
 
-Measuring tools need it; the engine leaves these choices to libllama. Patterns are libllama's: regular expressions that
-are searched in tensor names.
+Patterns are libllama's: regular expressions that are searched in tensor names. What is not said is libllama's choice.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from minka.errors import UsageError
 from minka.native.devices import DeviceType, buffer_types, device_name, device_pointers, registry
 from minka.native.library import library
+from minka.native.threadpool import set_priority
+from minka.params import HardwareParams
 
 LAZY_MODES = {"off": 0, "auto": 1, "on": 2}
 LOAD_NONE = 0
@@ -21,6 +23,14 @@ NUMA_MODES = {"distribute": 1, "isolate": 2, "numactl": 3}
 EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 DENSE_FFN = r"\.ffn_(up|down|gate)\."
 _KV_TAGS = {"int": 0, "float": 1, "bool": 2, "str": 3}
+_KV_LENGTH = 127
+"""Bytes of a key or a text that libllama has room for."""
+_READ_KV: Mapping[str, Callable[[str], int | float | bool | str]] = {
+    "int": int,
+    "float": float,
+    "bool": lambda text: {"true": True, "false": False}[text],
+    "str": str,
+}
 
 
 class _Override(ctypes.Structure):
@@ -71,6 +81,58 @@ class Placement:
         values["kept"] = devices, ended
         for name, value in values.items():
             setattr(native, name, value)
+
+
+def prepare(params: HardwareParams) -> Placement:
+    """Where the parameters put a model. Before it is loaded: what holds for the whole process, its priority and its use
+    of NUMA nodes, is changed at once.
+
+    Raises UsageError for a device or buffer type that does not exist, and for a priority that the system refuses.
+    """
+    placed = placement(params)
+    if params.numa:
+        init_numa(params.numa)
+    set_priority(params.prio)
+    return placed
+
+
+def placement(params: HardwareParams) -> Placement:
+    """Where the parameters put a model. Raises UsageError for a device or buffer type that does not exist."""
+    overrides = list(parse_overrides(params.override_tensor))
+    if params.cpu_moe:
+        overrides.append((EXPERTS, cpu_buffer_type()))
+    overrides += block_overrides(params.n_cpu_moe, EXPERTS)
+    overrides += block_overrides(params.n_cpu_ffn, DENSE_FFN)
+    names = () if params.device == ("none",) else params.device
+    return Placement(
+        devices=tuple(map(check_device, names)) if params.device else None,
+        overrides=tuple(overrides),
+        lazy_mode=params.lazy_mode,
+        metadata=tuple(map(parse_metadata, params.override_kv)),
+    )
+
+
+def parse_overrides(words: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Pairs of a tensor name pattern and a buffer type from PATTERN=TYPE. Raises UsageError for what is none."""
+    for word in words:
+        pattern, equals, name = word.partition("=")
+        if not pattern or not equals:
+            raise UsageError(f"{word!r} puts no tensor anywhere; give PATTERN=TYPE, as in exps=CPU")
+        yield pattern, check_buffer_type(name)
+
+
+def parse_metadata(word: str) -> KvOverride:
+    """Metadata from KEY=TYPE:VALUE. Raises UsageError."""
+    key, _, rest = word.partition("=")
+    kind, colon, value = rest.partition(":")
+    try:
+        if not key or not colon or max(len(key.encode()), len(value.encode())) > _KV_LENGTH:
+            raise ValueError(word)
+        return KvOverride(key, _READ_KV[kind](value))
+    except (ValueError, KeyError):
+        raise UsageError(
+            f"{word!r} changes no metadata; give KEY=TYPE:VALUE with int, float, bool or str, as in a.b=int:4"
+        ) from None
 
 
 def block_overrides(n_layer: int, pattern: str) -> tuple[tuple[str, str], ...]:

@@ -22,7 +22,7 @@ from minka.native.devices import registry
 from minka.native.library import Library, library
 from minka.native.machine import available_memory
 from minka.native.model import Model
-from minka.native.threadpool import Pinning, Threadpool
+from minka.native.threadpool import Pinning, Threadpools
 from minka.native.vocab import Vocab
 from minka.params import ContextParams
 
@@ -172,27 +172,14 @@ class RawContext:
         self.n_ubatch = int(self._slow.llama_n_ubatch(self._context))
         self.n_seq_max = int(self._slow.llama_n_seq_max(self._context))
         self.n_threads, self.n_threads_batch = int(native.n_threads), int(native.n_threads_batch)
-        self._pools: list[Threadpool] = []
+        self._threadpools: Threadpools | None = None
         try:
             steer(self._lib, self._context, model, params)
+            self._threadpools = Threadpools(pinning, batch_pinning, self.n_threads, self.n_threads_batch)
+            self._threadpools.attach(self._open())
         except BaseException:
             self.close()
             raise
-        self._attach(pinning, batch_pinning)
-
-    def _attach(self, pinning: Pinning | None, batch_pinning: Pinning | None) -> None:
-        if pinning is None and batch_pinning is None:
-            return
-        # One pool for both is what libllama makes of the first if there is no second.
-        n_threads = self.n_threads if batch_pinning else max(self.n_threads, self.n_threads_batch)
-        try:
-            self._pools.append(Threadpool(n_threads, pinning or Pinning()))
-            if batch_pinning:
-                self._pools.append(Threadpool(self.n_threads_batch, batch_pinning))
-        except BaseException:
-            self.close()
-            raise
-        self._pools[0].attach(self._open(), *self._pools[1:])
 
     def _check_memory(self, params: ContextParams, native: ctypes.Structure) -> None:
         """Refuse what cannot fit: the kernel would let us allocate it and kill the process once it is filled."""
@@ -337,8 +324,8 @@ class RawContext:
         if self._context:
             self._slow.llama_free(self._context)
             self._context = None
-        while self._pools:
-            self._pools.pop().close()
+        if self._threadpools is not None:
+            self._threadpools.close()
 
     def _open(self) -> int:
         if self._context is None:
@@ -367,6 +354,7 @@ def tokenize(vocab: Vocab, text: bytes, *, add_special: bool = True, parse_speci
     size = len(text) + 2
     if size > 2**31 - 1:
         raise RequestError("the text is longer than 2 GiB")
+    vocab.require_tokenizer()
     slow = library().slow
     while True:
         tokens = np.empty(size, np.int32)

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from minka.errors import NativeError, UsageError
 from minka.native.devices import cpu_function, registry
+from minka.params import HardwareParams
 
 MAX_THREADS = 512
 """GGML_MAX_N_THREADS, the length of a CPU mask."""
@@ -74,6 +75,52 @@ class Threadpool:
         if self._pool:
             self._free(self._pool)
             self._pool = None
+
+
+class Threadpools:
+    """The pools of one or several contexts that compute one at a time: one for all, or a second one for prompts.
+
+    Without any pinning there is no pool, and libllama makes threads as it needs them. Close it after the contexts.
+    Raises what Threadpool raises.
+    """
+
+    def __init__(self, pinning: Pinning | None, batch_pinning: Pinning | None, n_threads: int, n_batch: int) -> None:
+        self._pools: list[Threadpool] = []
+        if pinning is None and batch_pinning is None:
+            return
+        # One pool for both is what libllama makes of the first if there is no second.
+        self._pools.append(Threadpool(n_threads if batch_pinning else max(n_threads, n_batch), pinning or Pinning()))
+        if batch_pinning:
+            try:
+                self._pools.append(Threadpool(n_batch, batch_pinning))
+            except BaseException:
+                self.close()
+                raise
+
+    def attach(self, context: int) -> None:
+        """Let a llama_context compute on them."""
+        if self._pools:
+            self._pools[0].attach(context, *self._pools[1:])
+
+    def close(self) -> None:
+        """End the threads. Idempotent."""
+        while self._pools:
+            self._pools.pop().close()
+
+
+def pinnings(params: HardwareParams) -> tuple[Pinning | None, Pinning | None]:
+    """How the threads are placed, and those of prompts; None where nothing is said. Raises UsageError."""
+    usual = Pinning(_cpus(params.cpu_mask, params.cpu_range), bool(params.cpu_strict), params.poll, params.prio)
+    cpus = _cpus(params.cpu_mask_batch, params.cpu_range_batch)
+    strict, priority, poll = params.cpu_strict_batch, params.prio_batch, params.poll_batch
+    default, batch = Pinning(), None
+    if cpus or not strict is priority is poll is None:
+        batch = Pinning(cpus, bool(strict), default.poll if poll is None else poll, priority or 0)
+    return (None if usual == default else usual), batch
+
+
+def _cpus(mask: str, span: str) -> frozenset[int]:
+    return (parse_cpu_mask(mask) if mask else frozenset()) | (parse_cpu_range(span) if span else frozenset())
 
 
 def parse_cpu_mask(text: str) -> frozenset[int]:

@@ -68,6 +68,11 @@ class Vocab:
         """Whether the token ends a generation."""
         return bool(self._fast.llama_vocab_is_eog(self.pointer, self.check(token)))
 
+    def require_tokenizer(self) -> None:
+        """Raises RequestError for a model that has none: libllama would end the process."""
+        if not self.type:
+            raise RequestError("this model has no tokenizer, so it cannot read or write text")
+
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Token ids of a text. Raises RequestError if the text is too long for libllama (2 GiB)."""
         # A lone surrogate (valid in JSON) has no UTF-8 form; it becomes a question mark rather than an error.
@@ -75,6 +80,7 @@ class Vocab:
         size = len(raw) + 2
         if size > _INT32_MAX:
             raise RequestError("the text is longer than 2 GiB")
+        self.require_tokenizer()
         buffer = (ctypes.c_int32 * size)()
         n = self._slow.llama_tokenize(self.pointer, raw, len(raw), buffer, size, add_special, parse_special)
         if n < 0:  # more tokens than bytes: rare, and C says how many

@@ -28,8 +28,8 @@ class Answer:
     """One choice that is being written.
 
     `add` takes the choice's events in order and returns what is new. Every `CallStart` has an id: the format's own, or
-    one that starts with `id_prefix`. A call that turns out to be none (`CallBroken`) is content in the whole answer; a
-    stream that has told of it already has nothing to add.
+    one that starts with `id_prefix`. A call that was cut off is a call all the same, and its arguments end where the
+    text does. One that turns out to be none (`CallBroken`) is content; only a stream has told of its beginning, too.
     """
 
     def __init__(self, turn: Turn, job: Job, index: int, *, id_prefix: str = "call_") -> None:
@@ -82,7 +82,6 @@ class Answer:
                 self._calls.append(replace(self._open, arguments="".join(self._arguments)))
                 self._open = None
             case CallBroken():
-                self._content.append(delta.text)
                 self._open = None
         return delta
 
@@ -104,15 +103,16 @@ class Answer:
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
-        """The complete calls, in order; their arguments are JSON objects."""
-        return tuple(self._calls)
+        """The calls, in order. Their arguments are JSON objects; of a call that was cut off, the beginning of one."""
+        cut_off = [replace(self._open, arguments="".join(self._arguments))] if self._open else []
+        return (*self._calls, *cut_off)
 
     @property
     def finish_reason(self) -> str:
-        """OpenAI's word for the end: `stop`, `length` or `tool_calls`."""
+        """OpenAI's word for the end: `stop`, `length` or `tool_calls`, the last only if all calls are complete."""
         if self.transcript.ended.reason is FinishReason.LIMIT:
             return "length"
-        return "tool_calls" if self._calls else "stop"
+        return "tool_calls" if self._calls and self._open is None else "stop"
 
 
 class Answers:

@@ -144,7 +144,7 @@ class MessageExchange:
             n_predict = self._answer.transcript.job.n_predict
             is_cut = end.timings.predicted_n >= n_predict >= 0 or end.timings.deadline
             return "max_tokens" if is_cut else "model_context_window_exceeded"
-        return "tool_use" if self._blocks.has_calls else "end_turn"
+        return "tool_use" if self._answer.finish_reason == "tool_calls" else "end_turn"
 
     def _usage(self, n_prompt: int, n_cached: int) -> dict[str, object]:
         """The prompt's tokens, each counted once: read from the cache, written to it, and neither.

@@ -90,11 +90,6 @@ class Blocks:
         self._all: list[Block] = []
         self._is_open = False
 
-    @property
-    def has_calls(self) -> bool:
-        """Whether a tool is called."""
-        return any(block.kind is Kind.TOOL for block in self._all)
-
     def content(self) -> list[Event]:
         """All blocks, complete."""
         return [block.whole(shown=self._shown) for block in self._all]
@@ -113,8 +108,10 @@ class Blocks:
                     yield from self._more(Kind.TOOL, delta.text)
                 case CallEnd():
                     yield from self.stop()
+                case CallBroken() if whole:
+                    self._take_back()
                 case CallBroken():
-                    yield from self._take_back(delta.text) if whole else self.stop()
+                    yield from self.stop()
 
     def _more(self, kind: Kind, piece: str) -> Iterator[Event]:
         if not piece:
@@ -143,8 +140,7 @@ class Blocks:
             yield {"type": "content_block_delta", "index": index, "delta": signed}
         yield {"type": "content_block_stop", "index": index}
 
-    def _take_back(self, text: str) -> Iterator[Event]:
-        """The open call was none: what the model wrote is text, and goes on from the text before."""
+    def _take_back(self) -> None:
+        """The open call was none: what the model wrote comes as text, and goes on from the text before."""
         self._all.pop()
         self._is_open = bool(self._all) and self._all[-1].kind is Kind.TEXT
-        yield from self._more(Kind.TEXT, text)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Never
 
 from minka.chat.messages import MEDIA_TYPES
 from minka.errors import RequestError, UnsupportedError
 from minka.params import json_type
 from minka.protocols.body import JsonObject
+from minka.protocols.turn import Turn, turn_of
 
 _OWN = frozenset(
     {
@@ -293,51 +294,25 @@ def _texts(value: object, path: str) -> Iterator[str]:
         yield _text_of(_object(item, f"{path}.{index}"), f"{path}.{index}")
 
 
-@dataclass(slots=True)
-class _Turn:
-    """Messages of one role in a row: they are one turn, as Anthropic has it."""
-
-    role: str
-    texts: list[str] = field(default_factory=list)
-    thoughts: list[str] = field(default_factory=list)
-    calls: list[JsonObject] = field(default_factory=list)
-    results: list[JsonObject] = field(default_factory=list)
-
-    def messages(self) -> Iterator[JsonObject]:
-        """The chat messages: results first, since they belong to the calls of the turn before."""
-        yield from self.results
-        if self.role == "assistant":
-            message: dict[str, object] = {"role": "assistant", "content": "".join(self.texts)}
-            if self.thoughts:
-                message["reasoning_content"] = "\n\n".join(self.thoughts)
-            if self.calls:
-                message["tool_calls"] = self.calls
-            yield message
-        elif self.texts or not self.results:
-            yield {"role": "user", "content": "\n".join(self.texts)}
-
-
 def _messages(value: object) -> Iterator[JsonObject]:
     if value is None:
         raise RequestError("messages: Field required", param="messages")
     if not isinstance(value, list):
         _fail("messages", f"must be a list, but is {json_type(value)}")
-    turns: list[_Turn] = []
+    turns: list[Turn] = []
     for index, item in enumerate(value):
         path = f"messages.{index}"
         message = _object(item, path)
         role = message.get("role")
         if role not in ("user", "assistant", "system"):
             _fail(f"{path}.role", 'must be "user", "assistant" or "system"')
-        side = "assistant" if role == "assistant" else "user"
-        if not turns or turns[-1].role != side:
-            turns.append(_Turn(side))
-        _add(turns[-1], message.get("content"), f"{path}.content", is_system=role == "system")
-    for turn in turns or [_Turn("user")]:
-        yield from turn.messages()
+        turn = turn_of(turns, "assistant" if role == "assistant" else "user")
+        _add(turn, message.get("content"), f"{path}.content", is_system=role == "system")
+    for turn in turns or [Turn("user")]:
+        yield from turn.messages("" if turn.side == "assistant" else "\n")
 
 
-def _add(turn: _Turn, content: object, path: str, *, is_system: bool) -> None:
+def _add(turn: Turn, content: object, path: str, *, is_system: bool) -> None:
     if is_system:
         # Few templates take a system message in the midst; a user's turn holds it in every one.
         texts = [content] if isinstance(content, str) else list(_texts(content, path))
@@ -350,10 +325,10 @@ def _add(turn: _Turn, content: object, path: str, *, is_system: bool) -> None:
         _fail(path, f"must be a string or a list of blocks, but is {json_type(content)}")
     for index, item in enumerate(content):
         block = _object(item, f"{path}.{index}")
-        (_assistant_block if turn.role == "assistant" else _user_block)(turn, block, f"{path}.{index}")
+        (_assistant_block if turn.side == "assistant" else _user_block)(turn, block, f"{path}.{index}")
 
 
-def _user_block(turn: _Turn, block: JsonObject, path: str) -> None:
+def _user_block(turn: Turn, block: JsonObject, path: str) -> None:
     if block.get("type") == "tool_result":
         turn.results.append(
             {
@@ -372,7 +347,7 @@ def _result_text(block: JsonObject, path: str) -> str:
     return text or ("The tool failed." if block.get("is_error") is True else "")
 
 
-def _assistant_block(turn: _Turn, block: JsonObject, path: str) -> None:
+def _assistant_block(turn: Turn, block: JsonObject, path: str) -> None:
     match block.get("type"):
         case "thinking":
             turn.thoughts.append(_string(block.get("thinking"), f"{path}.thinking"))

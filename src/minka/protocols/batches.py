@@ -28,13 +28,14 @@ _MAX_METADATA = 16
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """A file. `created_at` is Unix time, `n_bytes` its size."""
+    """A file. `created_at` is Unix time, `n_bytes` its size, `tenant` whose it is."""
 
     id: str
     filename: str
     purpose: str
     n_bytes: int
     created_at: int
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class BatchFacts:
-    """A batch. Times are Unix time, None for what has not happened."""
+    """A batch. Times are Unix time, None for what has not happened; `tenant` is whose it is."""
 
     id: str
     endpoint: str
@@ -72,6 +73,7 @@ class BatchFacts:
     completed: int = 0
     failed: int = 0
     problems: tuple[Problem, ...] = ()
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

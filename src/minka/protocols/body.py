@@ -186,6 +186,7 @@ def jobs(prompts: Sequence[Sequence[int]], options: Options, id: str) -> tuple[J
             timeout_ms=generation.timeout_ms,
             return_progress=generation.return_progress,
             n_indent=generation.n_indent,
+            close_at_limit=generation.close_at_limit,
             lora=options.lora,
             preserved_tokens=options.preserved_tokens,
             constraint=options.constraint,

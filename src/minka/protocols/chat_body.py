@@ -16,6 +16,7 @@ from minka.protocols.body import JsonObject
 from minka.protocols.constraint import Content, check, decode_content
 from minka.protocols.schema import FLAG, NULL, TEXT, Field, either, listed, record, word
 from minka.protocols.served import Served
+from minka.protocols.thinking import THINKING_FIELDS, chat_thinking
 from minka.types import Constraint, Job
 
 
@@ -29,14 +30,18 @@ def chat_turn(body: JsonObject, served: Served) -> Turn:
     content = decode_content(body, served.content) or Content()
     if content.body and choice.callable and not content.is_schema:
         raise RequestError("Cannot use custom grammar constraints with tools.", param=content.field)
-    return served.writer.turn(
+    settings = _settings(body, served)
+    turn = served.writer.turn(
         prompt.messages,
         prefill=prompt.prefill,
         kwargs=prompt.kwargs,
         choice=choice,
         content=content.body,
-        settings=_settings(body, served),
+        settings=settings,
     )
+    if served.format.reasoning is not None:
+        return turn
+    return replace(turn, thinking=chat_thinking(body, settings, turn.prompt))
 
 
 def _settings(body: JsonObject, served: Served) -> ChatParams:
@@ -160,10 +165,7 @@ CHAT_FIELDS = (
                 "where reasoning goes: reasoning_content (auto, deepseek), the content (none), or both",
             ),
             ("reasoning_effort", TEXT, "how much to think, as the chat template knows it; none for not at all"),
-            ("reasoning_budget_tokens", {"type": "integer", "minimum": -1}, "the most tokens of reasoning; -1 for any"),
-            ("thinking_budget_tokens", {"type": "integer", "minimum": -1}, "the same as reasoning_budget_tokens"),
-            ("reasoning_budget_message", TEXT, "what is written before reasoning is ended for its length"),
-            ("reasoning_control", FLAG, "let POST /v1/chat/completions/control end the reasoning"),
         )
     ),
+    *THINKING_FIELDS,
 )

@@ -17,6 +17,7 @@ from minka.protocols.native import CHUNK, RESULT, NativeExchange
 from minka.protocols.route import Completion
 from minka.protocols.schema import TEXT, TOKEN, Field, either, listed, record
 from minka.protocols.served import Served
+from minka.protocols.thinking import PLAIN_FIELDS, watched
 from minka.protocols.triggers import LAZY_FIELDS, TRIGGER_FIELDS
 from minka.types import FimTokens
 
@@ -42,7 +43,7 @@ class Extra:
 def decode(body: JsonObject, served: Served) -> NativeExchange:
     """A request of one gap."""
     fim_tokens(served)
-    options = decode_options(body, served, supported=LAZY_FIELDS)
+    options = watched(decode_options(body, served, supported=LAZY_FIELDS), body, served)
     check(options.constraint, served.grammars, options.content)
     prompt = body.get("prompt")
     if not isinstance(prompt, str | None):
@@ -164,6 +165,7 @@ ROUTES = (
         fields=(
             *CONSTRAINT_FIELDS,
             *TRIGGER_FIELDS,
+            *PLAIN_FIELDS,
             Field("input_prefix", _SIDE, "the text before the gap", required=True),
             Field("input_suffix", _SIDE, "the text after the gap", required=True),
             Field("prompt", TEXT, "how the text in the gap begins; it is not repeated in the answer"),

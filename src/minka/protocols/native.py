@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from minka.errors import UnsupportedError
 from minka.protocols.body import PROMPT_FIELD, JsonObject, Options, decode_options, decode_prompts, jobs, new_id
 from minka.protocols.constraint import CONSTRAINT_FIELDS, check
 from minka.protocols.exchange import frame
@@ -13,18 +12,15 @@ from minka.protocols.route import Completion
 from minka.protocols.schema import COUNT, FLAG, TEXT, TOKEN, either, listed, record, ref, word
 from minka.protocols.served import Served
 from minka.protocols.settings import settings_object
+from minka.protocols.thinking import PLAIN_FIELDS, opened, watched
 from minka.protocols.transcript import Transcript, Transcripts
 from minka.protocols.triggers import LAZY_FIELDS, TRIGGER_FIELDS
 from minka.types import Event, Finished, FinishReason, Progress, Token, TokenLogprobs
 
-_BUDGETS = ("reasoning_budget_tokens", "thinking_budget_tokens")
-
 
 def decode(body: JsonObject, served: Served) -> NativeExchange:
     """A request of one or several prompts."""
-    options = decode_options(body, served, supported=LAZY_FIELDS)
-    if (budget := next((name for name in _BUDGETS if body.get(name) not in (None, -1)), None)) is not None:
-        raise UnsupportedError(f'field "{budget}" works in chats only: a prompt has no reasoning', param=budget)
+    options = watched(decode_options(body, served, supported=LAZY_FIELDS), body, served)
     check(options.constraint, served.grammars, options.content)
     prompts = decode_prompts(body.get("prompt"), served.tokenizer)
     return NativeExchange(prompts, options, served, is_list=len(prompts) > 1 or options.generation.n_cmpl > 1)
@@ -34,7 +30,7 @@ class NativeExchange:
     """Implements `exchange.Exchange`."""
 
     def __init__(self, prompts: list[list[int]], options: Options, served: Served, *, is_list: bool) -> None:
-        self.jobs = jobs(prompts, options, new_id("cmpl-"))
+        self.jobs = opened(jobs(prompts, options, new_id("cmpl-")), served.tokenizer)
         self.stream = options.generation.stream
         self.ping_interval = options.generation.sse_ping_interval
         self._options, self._served, self._is_list = options, served, is_list
@@ -178,7 +174,7 @@ ROUTES = (
         ("/completion", "/completions"),
         decode,
         "Complete a prompt (llama-server)",
-        fields=(PROMPT_FIELD, *CONSTRAINT_FIELDS, *TRIGGER_FIELDS),
+        fields=(PROMPT_FIELD, *CONSTRAINT_FIELDS, *TRIGGER_FIELDS, *PLAIN_FIELDS),
         example={"prompt": "Once upon a time", "n_predict": 32},
         result=either(RESULT, listed(RESULT)),
         chunk=CHUNK,

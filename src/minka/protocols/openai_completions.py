@@ -29,6 +29,7 @@ from minka.protocols.route import Completion
 from minka.protocols.schema import COUNT, FLAG, NULL, NUMBER, TEXT, Field, between, either, listed, record, ref, word
 from minka.protocols.served import Served
 from minka.protocols.shapes import CHOICES_TAIL, FINISH
+from minka.protocols.thinking import PLAIN_FIELDS, opened, watched
 from minka.protocols.transcript import Transcript, Transcripts
 from minka.protocols.triggers import LAZY_FIELDS, TRIGGER_FIELDS
 from minka.types import Event, Finished, Job, Progress, Timings, Token, TokenLogprobs
@@ -63,7 +64,7 @@ class Asked:
 
 def decode(body: JsonObject, served: Served) -> CompletionsExchange:
     """A request of one or several prompts."""
-    options = decode_options(body, served, supported=(*_OWN_FIELDS, *LAZY_FIELDS))
+    options = watched(decode_options(body, served, supported=(*_OWN_FIELDS, *LAZY_FIELDS)), body, served)
     check(options.constraint, served.grammars, options.content)
     n_completions = options.generation.n_cmpl
     asked = Asked(
@@ -174,7 +175,8 @@ class CompletionsExchange:
         self._id = new_id("cmpl-")
         self._each = options.generation.n_cmpl
         self.stream = options.generation.stream
-        self.jobs = tuple(self._scored(job, index, asked) for index, job in enumerate(jobs(prompts, options, self._id)))
+        begun = opened(jobs(prompts, options, self._id), served.tokenizer)
+        self.jobs = tuple(self._scored(job, index, asked) for index, job in enumerate(begun))
         self.ping_interval = options.generation.sse_ping_interval
         self._texts, self._options, self._asked, self._served = texts, options, asked, served
         self._shows = asked.n_logprobs is not None or (options.sampling.n_probs > 0 and options.n_top is None)
@@ -316,6 +318,7 @@ _FIELDS = (
     STREAM_OPTIONS_FIELD,
     *CONSTRAINT_FIELDS,
     *TRIGGER_FIELDS,
+    *PLAIN_FIELDS,
     Field("echo", FLAG, "begin the answer with the prompt; with logprobs it has the prompt's as well"),
     Field("suffix", TEXT, "the text after the gap that is to be filled; the model must have tokens for that"),
     Field("best_of", between(1, MAX_BEST_OF), "make so many completions and answer the n likeliest; not for streams"),

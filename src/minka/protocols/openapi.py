@@ -48,8 +48,9 @@ Object = Mapping[str, object]
 
 JSON, HTML, BYTES, FORM = "application/json", "text/html", "application/octet-stream", "multipart/form-data"
 DESCRIPTION = (
-    "GGUF models over the APIs of OpenAI and llama-server. In a request, null is the same as leaving a field out. "
-    "Fields that neither API has are ignored; those that one has and Minka does not support are refused by name."
+    "GGUF models over the APIs of OpenAI, Anthropic and llama-server. In a request, null is the same as leaving a "
+    "field out. Fields that no API has are ignored, and named in the server's log; those that one has and Minka does "
+    "not support are refused by name."
 )
 PROBLEMS = {
     "400": "the request is wrong; `param` names the field",

@@ -139,8 +139,10 @@ class Output:
                     yield from self._arguments(delta.text)
                 case CallEnd():
                     yield from self.stop("completed")
+                case CallBroken() if whole:
+                    self._take_back()
                 case CallBroken():
-                    yield from self._take_back(delta.text) if whole else self.stop("incomplete")
+                    yield from self.stop("incomplete")
 
     def _call(self, delta: CallStart) -> Iterator[Event]:
         tool = self._tools.get(delta.name)
@@ -229,12 +231,11 @@ class Output:
             event["content_index"] = 0
         return event | members
 
-    def _take_back(self, text: str) -> Iterator[Event]:
-        """The open call was none: what the model wrote is text, and goes on from the text before."""
+    def _take_back(self) -> None:
+        """The open call was none: what the model wrote comes as text, and goes on from the text before."""
         self._items.pop()
         if self._items and self._items[-1].kind is Kind.MESSAGE:
             self._ends.pop()
-        yield from self._more(Kind.MESSAGE, text)
 
 
 class InputText:

@@ -1,6 +1,7 @@
 """The items of OpenAI's Responses, as a client sends them and as answers hold them, read as chat messages.
 
-Items of one side in a row are one turn. It knows no model, no store and no tools.
+Items of one side in a row are one turn; the results of an assistant's calls are on the side `tool`. It knows no model,
+no store and no tools.
 """
 
 from __future__ import annotations
@@ -8,8 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Never
 
 from minka.chat.messages import MEDIA_TYPES
@@ -17,6 +17,7 @@ from minka.errors import RequestError, UnsupportedError
 from minka.params import json_type
 from minka.protocols.body import JsonObject
 from minka.protocols.responses_tools import INPUT
+from minka.protocols.turn import Turn, turn_of
 
 _SEAL = "minka:"
 """How the `encrypted_content` begins that this server gave; the rest is the reasoning in base64. It hides nothing."""
@@ -24,83 +25,55 @@ _SEAL = "minka:"
 _TEXT = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 
-@dataclass(slots=True)
-class _Turn:
-    """`side` is `system`, `user` or `assistant`, or `tool` for the results of an assistant's calls."""
-
-    side: str
-    texts: list[str] = field(default_factory=list)
-    thoughts: list[str] = field(default_factory=list)
-    calls: list[JsonObject] = field(default_factory=list)
-    results: list[JsonObject] = field(default_factory=list)
-
-    def messages(self) -> Iterator[JsonObject]:
-        yield from self.results
-        if self.side == "tool":
-            return
-        message: dict[str, object] = {"role": self.side, "content": "\n\n".join(self.texts)}
-        if self.thoughts:
-            message["reasoning_content"] = "\n\n".join(self.thoughts)
-        if self.calls:
-            message["tool_calls"] = self.calls
-        yield message
-
-
 def chat_messages(instructions: str, items: Sequence[JsonObject], *, first: int = 0) -> list[JsonObject]:
     """The messages of a conversation; `first` is where the request's own input begins, for the paths in errors.
 
     Raises RequestError that names the item, UnsupportedError for images, files and what only OpenAI can read.
     """
-    turns = [_Turn("system", [instructions])] if instructions else []
+    turns = [Turn("system", [instructions])] if instructions else []
     for index, item in enumerate(items):
         path = f"input[{index - first}]" if index >= first else "previous_response_id"
         _add(turns, item, path)
-    return [message for turn in turns for message in turn.messages()]
+    return [message for turn in turns for message in turn.messages("\n\n")]
 
 
-def _add(turns: list[_Turn], item: JsonObject, path: str) -> None:
+def _add(turns: list[Turn], item: JsonObject, path: str) -> None:
     match item.get("type", "message" if "role" in item else None):
         case "message":
             _message(turns, item, path)
         case "reasoning":
             if text := _reasoning(item, path):
-                _turn(turns, "assistant").thoughts.append(text)
+                turn_of(turns, "assistant").thoughts.append(text)
         case "function_call":
-            _turn(turns, "assistant").calls.append(_call(item, _string(item, "arguments", path), path))
+            turn_of(turns, "assistant").calls.append(_call(item, _string(item, "arguments", path), path))
         case "custom_tool_call":
             arguments = json.dumps({INPUT: _string(item, "input", path)}, ensure_ascii=False)
-            _turn(turns, "assistant").calls.append(_call(item, arguments, path))
+            turn_of(turns, "assistant").calls.append(_call(item, arguments, path))
         case "function_call_output" | "custom_tool_call_output":
             result = {
                 "role": "tool",
                 "tool_call_id": _string(item, "call_id", path),
                 "content": _content(item.get("output"), f"{path}.output"),
             }
-            _turn(turns, "tool").results.append(result)
+            turn_of(turns, "tool").results.append(result)
         case None:
             _fail(f"{path}.type", "is required")
         case kind:
             raise UnsupportedError(f"{path}: items of the type {kind!r} are not supported", param=f"{path}.type")
 
 
-def _message(turns: list[_Turn], item: JsonObject, path: str) -> None:
+def _message(turns: list[Turn], item: JsonObject, path: str) -> None:
     role, text = item.get("role"), _content(item.get("content"), f"{path}.content")
     match role:
         case "user" | "assistant":
-            _turn(turns, role).texts.append(text)
+            turn_of(turns, role).texts.append(text)
         case "system" | "developer" if all(turn.side == "system" for turn in turns):
-            _turn(turns, "system").texts.append(text)
+            turn_of(turns, "system").texts.append(text)
         case "system" | "developer":
             # Few templates take a system message in the midst; a user's turn holds it in every one.
-            _turn(turns, "user").texts.append(f"<system-reminder>\n{text}\n</system-reminder>")
+            turn_of(turns, "user").texts.append(f"<system-reminder>\n{text}\n</system-reminder>")
         case _:
             _fail(f"{path}.role", 'must be "user", "assistant", "system" or "developer"')
-
-
-def _turn(turns: list[_Turn], side: str) -> _Turn:
-    if not turns or turns[-1].side != side:
-        turns.append(_Turn(side))
-    return turns[-1]
 
 
 def _call(item: JsonObject, arguments: str, path: str) -> JsonObject:

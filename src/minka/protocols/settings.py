@@ -31,7 +31,7 @@ _BEFORE_BREAKERS = (
     "dry_penalty_last_n",
 )
 _AFTER_BREAKERS = ("mirostat", "mirostat_tau", "mirostat_eta", "adaptive_target", "adaptive_decay")
-_OURS = ("n_indent", "t_max_predict_ms", "n_cache_reuse", "cache_prompt", "priority", "timeout_ms")
+_OURS = ("n_indent", "close_at_limit", "t_max_predict_ms", "n_cache_reuse", "cache_prompt", "priority", "timeout_ms")
 """What llama-server does not tell, behind its keys."""
 _USER_TEXT = frozenset({"dry_sequence_breakers", "stop", "logit_bias"})
 _CONSTRAINT = frozenset({"grammar", "grammar_lazy", "grammar_triggers", "preserved_tokens"})

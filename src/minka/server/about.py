@@ -42,8 +42,9 @@ def _state(request: Request) -> State:
     return state
 
 
-async def health(_request: Request) -> Response:
-    """The server is up and its model loaded; before that, a door in front answers 503."""
+async def health(request: Request) -> Response:
+    """The server is up, its model loaded, and the engine works; before that, a door in front answers 503."""
+    _state(request).loaded.engine.check_alive()
     return JsonResponse({"status": "ok"})
 
 

@@ -28,6 +28,7 @@ from minka.server.doors import ErrorDoor, ReadyDoor, http_error
 from minka.server.embed import embed
 from minka.server.endpoint import complete, served_for
 from minka.server.state import State
+from minka.server.unread import Unread
 from minka.server.wire import JsonResponse, read_body
 
 App = Starlette
@@ -42,8 +43,9 @@ def build_app(params: ServerParams, vertex: Vertex | None = None) -> App:
     prefix = params.api_prefix.rstrip("/")
     if prefix and not prefix.startswith("/"):
         raise UsageError(f"--api-prefix must start with a slash, but is {params.api_prefix!r}")
+    unread = Unread()
     routes: list[BaseRoute] = [
-        HttpRoute(prefix + path, partial(_serve, route), methods=["POST"])
+        HttpRoute(prefix + path, partial(_serve, unread.watched(route)), methods=["POST"])
         for route in discover()
         for path in route.paths
     ]

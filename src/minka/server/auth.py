@@ -22,7 +22,9 @@ def load_keys(params: ServerParams) -> tuple[bytes, ...]:
         try:
             lines = Path(params.api_key_file).read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"cannot read --api-key-file {params.api_key_file}: {error}") from None
+            raise UsageError(
+                f"cannot read --api-key-file {params.api_key_file}: {getattr(error, 'strerror', None) or error}"
+            ) from None
         found = [key for line in lines if (key := line.strip()) and not key.startswith("#")]
         if not found:
             raise UsageError(f"--api-key-file {params.api_key_file} has no key; the server would be open to everyone")

@@ -1,4 +1,4 @@
-"""The routes of files and batch jobs: `/v1/files`, `/v1/batches`. 501 without --data-dir."""
+"""The routes of files and batch jobs: `/v1/files`, `/v1/batches`. 501 without --data-dir. Each key has its own."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from minka.protocols.batches import (
     list_object,
 )
 from minka.protocols.body import decode_json
+from minka.server.client import tenant_of
 from minka.server.state import State
 from minka.server.wire import JsonResponse, bounded, read_body
 
@@ -66,6 +67,11 @@ def _worker(request: Request) -> Worker:
     return worker
 
 
+def _named(request: Request) -> tuple[str, str]:
+    """The id in the path, and who asks."""
+    return request.path_params["id"], tenant_of(request)
+
+
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
@@ -79,7 +85,7 @@ async def upload(request: Request) -> Response:
             raise RequestError('"file" must be a file', param="file")
         name = Path(file.filename or "").name or "upload.jsonl"
         write = partial(shutil.copyfileobj, file.file)
-        facts = await asyncio.to_thread(worker.store.add_file, name, purpose, write)
+        facts = await asyncio.to_thread(worker.store.add_file, name, purpose, write, tenant=tenant_of(request))
     except OSError as error:
         raise MinkaError(f"the file cannot be kept: {error.strerror}") from error
     finally:
@@ -108,25 +114,25 @@ async def list_files(request: Request) -> Response:
     purpose, page = request.query_params.get("purpose"), decode_page(request.query_params, FILES_PAGE)
     if purpose not in (*PURPOSES, None):
         raise RequestError(f'"purpose" must be {" or ".join(PURPOSES)}', param="purpose")
-    found, more = await asyncio.to_thread(_worker(request).store.files, page, purpose)
+    found, more = await asyncio.to_thread(_worker(request).store.files, page, purpose, tenant=tenant_of(request))
     return JsonResponse(list_object([file_object(facts) for facts in found], has_more=more))
 
 
 async def get_file(request: Request) -> Response:
     """One file's facts."""
-    return JsonResponse(file_object(await asyncio.to_thread(_worker(request).store.file, request.path_params["id"])))
+    return JsonResponse(file_object(await asyncio.to_thread(_worker(request).store.file, *_named(request))))
 
 
 async def delete_file(request: Request) -> Response:
     """Delete a file that no batch needs."""
-    id = request.path_params["id"]
-    await asyncio.to_thread(_worker(request).store.delete_file, id)
+    id, tenant = _named(request)
+    await asyncio.to_thread(_worker(request).store.delete_file, id, tenant)
     return JsonResponse(deleted_object(id))
 
 
 async def content(request: Request) -> Response:
     """What is in a file."""
-    path = await asyncio.to_thread(_worker(request).store.path, request.path_params["id"])
+    path = await asyncio.to_thread(_worker(request).store.path, *_named(request))
     return FileResponse(path, media_type="application/octet-stream")
 
 
@@ -137,7 +143,7 @@ async def create(request: Request) -> Response:
     """Begin a batch."""
     worker = _worker(request)
     wanted = decode_batch(decode_json(await read_body(request)), endpoints())
-    facts = await asyncio.to_thread(worker.store.add_batch, wanted)
+    facts = await asyncio.to_thread(worker.store.add_batch, wanted, tenant_of(request))
     worker.notice()
     return JsonResponse(batch_object(facts))
 
@@ -145,18 +151,18 @@ async def create(request: Request) -> Response:
 async def list_batches(request: Request) -> Response:
     """A page of the batches."""
     page = decode_page(request.query_params, BATCHES_PAGE)
-    found, more = await asyncio.to_thread(_worker(request).store.batches, page)
+    found, more = await asyncio.to_thread(_worker(request).store.batches, page, tenant=tenant_of(request))
     return JsonResponse(list_object([batch_object(facts) for facts in found], has_more=more))
 
 
 async def get_batch(request: Request) -> Response:
     """A batch as it is now."""
-    return JsonResponse(batch_object(await asyncio.to_thread(_worker(request).store.batch, request.path_params["id"])))
+    return JsonResponse(batch_object(await asyncio.to_thread(_worker(request).store.batch, *_named(request))))
 
 
 async def cancel(request: Request) -> Response:
     """Cancel a batch."""
     worker = _worker(request)
-    facts = await asyncio.to_thread(worker.cancel, request.path_params["id"])
+    facts = await asyncio.to_thread(worker.cancel, *_named(request))
     worker.notice()
     return JsonResponse(batch_object(facts))

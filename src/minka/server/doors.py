@@ -6,6 +6,7 @@ import logging
 import re
 from asyncio import CancelledError
 from collections.abc import Collection
+from difflib import get_close_matches
 from time import perf_counter
 from uuid import uuid4
 
@@ -13,6 +14,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minka.errors import MethodError, MinkaError, NotFoundError, UnavailableError
@@ -23,6 +25,8 @@ from minka.server.wire import error_response, wire_of
 log = logging.getLogger("minka.server")
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_MAX_PATH = 100
+"""Characters of an unknown path that are quoted; longer ones are compared with nothing."""
 
 
 def state_of(scope: Scope) -> State:
@@ -34,11 +38,21 @@ def state_of(scope: Scope) -> State:
 async def http_error(request: Request, error: Exception) -> Response:
     """Router errors in our shape: an unknown path, a known one with the wrong method."""
     assert isinstance(error, HTTPException), "registered for HTTP errors only"
+    path = request.scope["path"]
     if error.status_code == 405:
-        response = error_response(MethodError(f"{request.url.path} does not take {request.method}"), request.scope)
-        response.headers.update(error.headers or {})
+        headers = error.headers or {}
+        use = f"; use {headers['Allow']}" if "Allow" in headers else ""
+        response = error_response(MethodError(f"{path} does not take {request.method}{use}"), request.scope)
+        response.headers.update(headers)
         return response
-    return error_response(NotFoundError("File Not Found"), request.scope)
+    return error_response(NotFoundError(f"there is no {path[:_MAX_PATH]}{_like(path, request)}"), request.scope)
+
+
+def _like(path: str, request: Request) -> str:
+    """What the client may have meant: a path that is spelled almost like this one."""
+    known = [route.path for route in request.app.routes if isinstance(route, Route)]
+    near = get_close_matches(path, known, 1, 0.8) if len(path) <= _MAX_PATH else []
+    return f"; did you mean {near[0]}?" if near else "; /docs lists what there is"
 
 
 class ErrorDoor:

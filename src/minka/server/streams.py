@@ -20,6 +20,8 @@ CAPACITY = 4 << 20
 """Bytes of one stream that are kept."""
 TOTAL = 256 << 20
 """Bytes of all streams together, beyond which finished ones are dropped."""
+OVERHEAD = 4096
+"""Bytes that each of them counts for besides what was sent."""
 LIFETIME = 300.0
 """Seconds that a finished stream is kept."""
 
@@ -119,17 +121,12 @@ class Stream:
 
     def _end(self, task: asyncio.Future[None], broken: Broken) -> None:
         """The work is over, perhaps before it began."""
-        error: MinkaError | None = None
-        if task.cancelled():
-            error = RequestError("the request was cancelled")
-            broken(None)
-        elif (raised := task.exception()) is not None:
-            if isinstance(raised, MinkaError):
-                error = raised
-            else:
-                log.error("stream %r failed", self.key.name, exc_info=raised)
-                error = MinkaError("internal error of the server; its log has the details")
-            broken(error)
+        error = self._error(task)
+        if error is not None:
+            try:
+                broken(None if task.cancelled() else error)
+            except Exception:  # the disk may be full: whoever reads must not wait for ever because of that
+                log.exception("the end of stream %r cannot be kept", self.key.name)
         self.completed = time.time()
         if not self.opened.done():
             if error is None:
@@ -138,6 +135,15 @@ class Stream:
                 self.opened.set_exception(error)
                 self.opened.exception()  # whoever waits gets it; nobody has to
         self._wake()
+
+    def _error(self, task: asyncio.Future[None]) -> MinkaError | None:
+        if task.cancelled():
+            return RequestError("the request was cancelled")
+        raised = task.exception()
+        if raised is None or isinstance(raised, MinkaError):
+            return raised
+        log.error("stream %r failed", self.key.name, exc_info=raised)
+        return MinkaError("internal error of the server; its log has the details")
 
     def when_done(self, call: Callable[[], object]) -> None:
         """Call something when the work has ended, however it ends."""
@@ -200,9 +206,9 @@ class Streams:
             del self._by_key[stream.key]
 
     def _make_room(self) -> None:
-        total = sum(stream.size for stream in self._by_key.values())
+        total = sum(stream.size + OVERHEAD for stream in self._by_key.values())
         for stream in [stream for stream in self._by_key.values() if stream.done]:
             if total < TOTAL:
                 return
-            total -= stream.size
+            total -= stream.size + OVERHEAD
             self.forget(stream)

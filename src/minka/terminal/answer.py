@@ -223,6 +223,7 @@ def make_job(
         n_cache_reuse=generation.n_cache_reuse,
         stop=generation.stop,
         t_max_predict_ms=generation.t_max_predict_ms,
+        close_at_limit=generation.close_at_limit,
         cache_prompt=generation.cache_prompt,
         return_progress=return_progress,
         preserved_tokens=preserved,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import termios
+from asyncio import Future
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import WordCompleter
@@ -72,9 +75,31 @@ class Editor:
 
     def read(self, draft: str = "") -> str:
         """See Reader."""
-        text = self._session.prompt(self._prompt(PROMPT), default=draft)
+        with self._terminable():
+            text = self._session.prompt(self._prompt(PROMPT), default=draft)
         # Bytes that are no UTF-8 come as lone surrogates, which have no place in a message.
         return text.encode("utf-8", "replace").decode()
+
+    @contextmanager
+    def _terminable(self) -> Iterator[None]:
+        """A request to terminate ends the reading from within. An exception that a signal raises just anywhere in the
+        event loop would pass by what gives the terminal back."""
+        app = self._session.app
+
+        def leave(number: int, _frame: FrameType | None) -> None:
+            if app.loop is None or app.future is None or app.future.done():
+                sys.exit(128 + number)
+            app.loop.call_soon_threadsafe(end, app.future, 128 + number)
+
+        def end(reading: Future[str], code: int) -> None:
+            if not reading.done():
+                app.exit(exception=SystemExit(code))
+
+        before = signal.signal(signal.SIGTERM, leave)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
     @contextmanager
     def hushed(self) -> Iterator[None]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from minka.params import INT32_MAX, Syntax, param
 
 _INPUT, _OUTPUT = "Message", "Output"
-_PROMPT = "Prompt"
+_PROMPT, _TURNS = "Prompt", "Taking turns"
 
 OMITTED = (
     *("alias", "tags", "parallel", "kv_unified", "kv_unified_per_slot", "cont_batching"),
@@ -93,11 +93,30 @@ class CompleteOptions:
     prompt_cache_ro: bool = param(
         False, "--prompt-cache-ro", topic=_PROMPT, doc="read the file of --prompt-cache, and leave it as it is")
     interactive: bool = param(
-        False, "-i", "--interactive", "-if", "--interactive-first", topic=_PROMPT,
-        doc="refused: a conversation is `minka chat`")
-    conversation: bool = param(
-        False, "-cnv", "--conversation", negated=("-no-cnv", "--no-conversation"), topic=_PROMPT,
-        doc="refused: a conversation is `minka chat`; the negated form asks for what happens anyway")
+        False, "-i", "--interactive", topic=_TURNS,
+        doc="write in turns: after a reverse prompt (-r), its end or Ctrl-C the model waits for a line, and goes on")
+    interactive_first: bool = param(
+        False, "-if", "--interactive-first", topic=_TURNS, doc="the same, and the first line is the user's")
+    in_prefix: str = param(
+        "", "--in-prefix", metavar="TEXT", topic=_TURNS, doc="text to put before each line of the user")
+    in_suffix: str = param(
+        "", "--in-suffix", metavar="TEXT", topic=_TURNS, doc="text to put after each line of the user")
+    in_prefix_bos: bool = param(
+        False, "--in-prefix-bos", topic=_TURNS, doc="put the BOS token before each line of the user, and its prefix")
+    conversation: bool | None = param(
+        None, "-cnv", "--conversation", negated=("-no-cnv", "--no-conversation"), topic=_TURNS,
+        doc="hold a conversation with the model's chat template, as `minka chat` does; without this and a system "
+        "message the prompt goes to the model as it is")
+    system_prompt: str | None = param(
+        None, "-sys", "--system-prompt", metavar="TEXT", topic=_TURNS,
+        doc="the system message of a conversation, which begins with it")
+    system_prompt_file: str | None = param(
+        None, "-sysf", "--system-prompt-file", metavar="FILE", topic=_TURNS, doc="a file with the system message")
+    single_turn: bool = param(
+        False, "-st", "--single-turn", topic=_TURNS, doc="answer one message of a conversation, and leave")
+    multiline: bool = param(
+        False, "-mli", "--multiline-input", topic=_TURNS,
+        doc="Enter begins a new line and a backslash at the end of a line sends all; without this, the reverse")
     display_prompt: bool = param(
         True, "--display-prompt", negated=("--no-display-prompt",), topic=_OUTPUT,
         doc="write the prompt before its completion")
@@ -110,9 +129,9 @@ class CompleteOptions:
         -1, "-ptc", "--print-token-count", low=-1, high=INT32_MAX, topic=_OUTPUT,
         doc="print how much of the context is used to standard error, every N tokens; -1 or 0 is off")
     simple_io: bool = param(
-        False, "--simple-io", topic=_OUTPUT, inert=True, doc="accepted without effect: output is always plain")
+        False, "--simple-io", topic=_OUTPUT, doc="read plain lines, without editing and colours")
     color: str = param(
         "auto", "-co", "--color", choices=("on", "off", "auto"), syntax=Syntax.SWITCH, metavar="on|off|auto",
-        topic=_OUTPUT, inert=True,
-        doc="accepted without effect: output is always plain")
+        topic=_OUTPUT,
+        doc="colours for what the user types; auto has them on a terminal")
 # fmt: on

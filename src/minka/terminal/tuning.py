@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 from minka.errors import UsageError
 from minka.params import BadValueError, GenerationParams, Row, SamplingParams, rows
 
-USED = ("n_predict", "stop", "t_max_predict_ms", "cache_prompt")
+USED = ("n_predict", "close_at_limit", "stop", "t_max_predict_ms", "cache_prompt")
 """Generation parameters that a chat makes use of; the others are a server's."""
 
 _UNUSED = ("n_probs", "post_sampling_probs")

@@ -14,7 +14,7 @@ from itertools import product
 from minka.errors import UsageError
 from minka.native.machine import physical_cores
 
-_RANGE = re.compile(r"(-?\d+)(?:-(\d+)(?:([+*])(\d+))?)?")
+_RANGE = re.compile(r"(-?[0-9]{1,18})(?:-([0-9]{1,18})(?:([+*])([0-9]{1,18}))?)?")
 MAX_VALUES = 10_000
 """Values of one range; more are a slip of the keyboard."""
 INT32_MAX = 2**31 - 1
@@ -208,6 +208,6 @@ def parse_splits(text: str) -> tuple[tuple[float, ...], ...]:
 def parse_pair(text: str) -> tuple[int, int]:
     """PP,TG. Raises UsageError."""
     words = text.split(",")
-    if len(words) != 2 or not all(word.isdecimal() and int(word) <= INT32_MAX for word in words):
+    if len(words) != 2 or not all(re.fullmatch("[0-9]{1,10}", word) and int(word) <= INT32_MAX for word in words):
         raise UsageError(f"{text!r} is no pair PP,TG of prompt and generation lengths")
     return int(words[0]), int(words[1])

@@ -14,7 +14,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from minka.errors import MinkaError, UsageError
+from minka.errors import UsageError
+from minka.ggufs.atomic import replacing
 from minka.tools.bench_serve_report import label
 from minka.tools.bench_spread import Level, Spread
 
@@ -177,10 +178,8 @@ def check_plot(path: Path) -> None:
 def write_plot(path: Path, svg: str) -> None:
     """Write the picture to an .svg or .png file. Raises MinkaError if the system refuses."""
     check_plot(path)
-    try:
-        if path.suffix == ".png":
-            import_module("cairosvg").svg2png(bytestring=svg.encode(), write_to=str(path), scale=2)
-        else:
-            path.write_text(svg, encoding="utf-8")
-    except OSError as error:
-        raise MinkaError(f"cannot write {path}: {error.strerror}") from error
+    picture: bytes = svg.encode()
+    if path.suffix == ".png":
+        picture = import_module("cairosvg").svg2png(bytestring=picture, scale=2)
+    with replacing(path, force=True) as out:
+        out.write(picture)

@@ -273,7 +273,9 @@ def check_test(test: Test) -> None:
     """Raises UsageError or ModelError for a test that cannot run, before any runs."""
     load, context = test.load, test.context
     if load.fit_target or load.fit_min_ctx:
-        raise UsageError("--fit-target and --fit-ctx are not supported: Minka changes no parameters to fit the memory")
+        raise UsageError(
+            "--fit-target and --fit-ctx change no parameters here; `minka fit` says which ones fit the memory"
+        )
     if load.n_cpu_moe < 0 or context.n_batch < 1 or context.n_ubatch < 1 or context.n_threads > MAX_THREADS:
         raise UsageError("sizes of batches must be at least 1, and threads between 1 and 512")
     if not 0 <= context.poll <= MAX_POLL:

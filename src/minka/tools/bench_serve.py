@@ -20,8 +20,8 @@ from minka.tools.load_client import Client, LoadError
 
 DEFAULT_RATIO = 1.3
 """Tokens of a word if a server does not count tokens."""
-CALIBRATE = (40, 200)
-"""Words of the two first requests, which warm a server up and tell how many tokens a word has."""
+CALIBRATE = (10, 60)
+"""Words of the first requests, which warm a server up and tell how many tokens a word has. Small contexts hold them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minka.errors import ModelError, UsageError
-from minka.ggufs.atomic import replacing
+from minka.ggufs.atomic import destination, replacing
 from minka.ggufs.layout import DEFAULT_ALIGNMENT, ValueType
 from minka.ggufs.progress import Meter, silent
 from minka.ggufs.split import canonical_dims
@@ -28,7 +28,9 @@ from minka.native.control_vector import ControlVector
 from minka.native.model import Model
 from minka.native.observer import ResultContext
 from minka.native.raw import tokenize
+from minka.native.threadpool import Threadpools
 from minka.params import ContextParams, ModelParams
+from minka.tools.scoring_context import Hardware
 from minka.tools.tokenize_text import unescape
 
 Floats = NDArray[np.float32]
@@ -92,6 +94,7 @@ def cvector(
     model: ModelParams | None = None,
     context: ContextParams | None = None,
     *,
+    hardware: Hardware | None = None,
     progress: PairProgress = silent,
 ) -> CvectorReport:
     """Make the control vector that leads from the negative texts to the positive ones, and save it.
@@ -102,13 +105,15 @@ def cvector(
         UsageError: the texts are no pairs, or an option is wrong.
         ModelError: the model cannot be used, or does not show what its layers compute.
     """
-    options, params = options or CvectorOptions(), model or ModelParams()
+    options, params, hardware = options or CvectorOptions(), model or ModelParams(), hardware or Hardware()
     _check(options, len(positive), len(negative))
     pairs = [(_raw(a), _raw(b)) for a, b in zip(positive, negative, strict=True)]
-    with closing(Model.load(locate(params).path, params)) as loaded:
+    path = locate(params).path
+    destination(options.output, [path])
+    with closing(Model.load(path, params, placement=hardware.placement)) as loaded:
         if loaded.n_layer < 2:
             raise ModelError(f"{loaded.path} has one layer only: there is none that a direction could be added to")
-        differences = _differences(loaded, context or ContextParams(), pairs, progress)
+        differences = _differences(loaded, context or ContextParams(), hardware, pairs, progress)
         hint = loaded.meta("general.architecture") or ""
     directions, explained = [], []
     for rows in differences:
@@ -132,22 +137,22 @@ def _check(options: CvectorOptions, n_positive: int, n_negative: int) -> None:
         raise UsageError(
             f"the iterations ({options.iterations}) must be a multiple of the batch ({options.batch}), and both over 0"
         )
-    if not options.output.parent.is_dir():
-        raise UsageError(f"folder {options.output.parent} does not exist; create it first")
+    destination(options.output)
 
 
 # -- states of layers
 
 
-def _differences(model: Model, params: ContextParams, pairs: Pairs, progress: PairProgress) -> list[Floats]:
+def _differences(
+    model: Model, params: ContextParams, hardware: Hardware, pairs: Pairs, progress: PairProgress
+) -> list[Floats]:
     """For each layer but the last, the differences of all tokens of all pairs, shape (n, n_embd)."""
     tokens = [_tokens(model, *pair) for pair in pairs]
     longest = max(len(positive) for positive, _ in tokens)
     sizes = replace(params, n_ctx=longest, n_batch=longest, n_ubatch=longest, parallel=1, kv_unified=False)
-    states = _States(model, sizes)
     found: list[list[Floats]] = [[] for _ in range(model.n_layer - 1)]
     progress(0, len(pairs))
-    try:
+    with hardware.threadpools(sizes) as threadpools, closing(_States(model, sizes, hardware, threadpools)) as states:
         for number, (positive, negative) in enumerate(tokens, 1):
             rows = states.of(positive)
             for layer, (a, b) in enumerate(zip(rows, states.of(negative), strict=True)):
@@ -156,8 +161,6 @@ def _differences(model: Model, params: ContextParams, pairs: Pairs, progress: Pa
                     raise UsageError(f"the prompts of pair {number} are the same to the model in layer {layer}")
                 found[layer].append(kept)
             progress(number, len(pairs))
-    finally:
-        states.close()
     return [np.concatenate(rows) for rows in found]
 
 
@@ -179,10 +182,15 @@ def _nonzero(rows: Floats) -> Floats:
 class _States:
     """What the layers of a model compute for a text, each text in an empty context."""
 
-    def __init__(self, model: Model, params: ContextParams) -> None:
+    def __init__(self, model: Model, params: ContextParams, hardware: Hardware, threadpools: Threadpools) -> None:
         self._model = model
         self._seen: dict[int, Floats] = {}
-        self._context = ResultContext(model, params, "l_out", self._see)
+        self._context = ResultContext(model, params, "l_out", self._see, threadpools)
+        try:
+            hardware.adapt(model, self._context)
+        except BaseException:
+            self.close()
+            raise
 
     def _see(self, name: str, values: Floats) -> None:
         match = _LAYER.match(name)

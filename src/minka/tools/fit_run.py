@@ -30,12 +30,13 @@ def fit(
     min_ctx: int = DEFAULT_MIN_CTX,
     margins: tuple[int, ...] = (DEFAULT_MARGIN,),
     budgets: tuple[int, ...] = (),
+    placement: Placement | None = None,
 ) -> FitPlan:
     """How many layers and how much context fit the memory. Nothing is loaded, only measured.
 
     A context size in `context` stays, as do layers in `model`. `margins` are bytes to leave free, `budgets` bytes to
     count with in place of what is free: one for each device, the last one for all further ones; without a GPU, one
-    for main memory.
+    for main memory. With a `placement` that says where tensors are, layers stay where they are.
 
     Raises:
         UsageError: a number that cannot be.
@@ -45,22 +46,25 @@ def fit(
     model, context = model_of(model), context or ContextParams()
     if min_ctx < 0 or not margins or min((*margins, *budgets)) < 0:
         raise UsageError("sizes of memory and context cannot be negative")
-    path = locate(model).path
+    path, placement = locate(model).path, placement or Placement()
     goal = Goal(
         n_ctx=context.n_ctx,
         min_ctx=min_ctx,
         margins=margins,
         budgets=budgets,
         n_streams=n_streams(context),
-        fixed_layers=model.n_gpu_layers != -1 or bool(model.tensor_split) or model.split_mode == "tensor",
+        fixed_layers=bool(placement.overrides or model.n_gpu_layers != -1 or model.tensor_split)
+        or model.split_mode == "tensor",
     )
-    return search(lambda trial: _measure(path, model, context, trial), goal)
+    return search(lambda trial: _measure(path, model, context, placement, trial), goal)
 
 
-def estimate(model: str | Path | ModelParams, context: ContextParams | None = None) -> Measured:
+def estimate(
+    model: str | Path | ModelParams, context: ContextParams | None = None, *, placement: Placement | None = None
+) -> Measured:
     """What a model and a context with these very parameters need. Raises ModelError and NotSupportedError."""
     model = model_of(model)
-    return measure(locate(model).path, model, context or ContextParams())
+    return measure(locate(model).path, model, context or ContextParams(), placement)
 
 
 def model_of(model: str | Path | ModelParams) -> ModelParams:
@@ -74,25 +78,29 @@ def n_streams(context: ContextParams) -> int:
     return 1 if unified else DEFAULT_SLOTS if context.parallel < 0 else context.parallel
 
 
-def _measure(path: Path, model: ModelParams, context: ContextParams, trial: Trial) -> Measured:
+def _measure(path: Path, model: ModelParams, context: ContextParams, placement: Placement, trial: Trial) -> Measured:
     if trial.layers is not None:
         split = tuple(float(n) for n in trial.layers) if len(trial.layers) > 1 else ()
         model = replace(model, n_gpu_layers=sum(trial.layers), tensor_split=split)
-    placement = Placement(overrides=block_overrides(trial.host_experts, EXPERTS))
+    placement = replace(placement, overrides=_overrides(placement, trial))
     return measure(path, model, replace(context, n_ctx=trial.n_ctx), placement)
 
 
-def flags(plan: FitPlan, model: ModelParams) -> str:
+def _overrides(placement: Placement, trial: Trial) -> tuple[tuple[str, str], ...]:
+    return placement.overrides + block_overrides(trial.host_experts, EXPERTS)
+
+
+def flags(plan: FitPlan, model: ModelParams, placement: Placement | None = None) -> str:
     """What to give to a command, in the form of llama-fit-params: -c N -ngl N [-ts A,B] [-ot "PATTERN=TYPE,..."]."""
-    return " ".join(_flags(plan, model))
+    return " ".join(_flags(plan, model, placement or Placement()))
 
 
-def _flags(plan: FitPlan, model: ModelParams) -> Iterator[str]:
+def _flags(plan: FitPlan, model: ModelParams, placement: Placement) -> Iterator[str]:
     layers = plan.trial.layers
     yield f"-c {plan.trial.n_ctx}"
     yield f"-ngl {model.n_gpu_layers if layers is None else sum(layers)}"
     if layers is not None and len(layers) > 1:
         yield f"-ts {','.join(map(str, layers))}"
-    overrides = block_overrides(plan.trial.host_experts, EXPERTS)
+    overrides = _overrides(placement, plan.trial)
     if overrides:
         yield f'-ot "{",".join(f"{pattern}={kind}" for pattern, kind in overrides)}"'

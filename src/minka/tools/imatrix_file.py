@@ -19,7 +19,7 @@ from minka.errors import MinkaError, ModelError
 from minka.ggufs.atomic import replacing
 from minka.ggufs.layout import DEFAULT_ALIGNMENT, MAGIC, MAX_NAME, ValueType
 from minka.ggufs.progress import Meter, silent
-from minka.ggufs.read import GgufFile, Tensor, open_gguf
+from minka.ggufs.read import GgufFile, Tensor, open_gguf, open_regular
 from minka.ggufs.split import canonical_dims
 from minka.ggufs.write import NewValue, Placed, encode_field, encode_header, write_tensor
 
@@ -74,7 +74,7 @@ def read_imatrix(path: Path) -> Imatrix:
         ModelError: the file is missing, no importance matrix, cut short, or has values that are negative or not finite.
     """
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             head = stream.read(len(MAGIC))
             found = None if head == MAGIC else _read_dat(path, stream)
     except FileNotFoundError:

@@ -7,6 +7,7 @@ llama.cpp). One batch of logits is in memory at a time. Knows no command line an
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -14,12 +15,14 @@ from typing import Literal, Protocol
 import numpy as np
 
 from minka.errors import ModelError, UsageError
+from minka.ggufs.atomic import destination
 from minka.hub import locate
 from minka.native.model import Model
 from minka.params import ContextParams, ModelParams
 from minka.tools.imatrix_collect import Collector
 from minka.tools.imatrix_file import Imatrix, partial, read_imatrix, write_dat, write_gguf
 from minka.tools.imatrix_windows import Likelihood, Perplexity, Tokens, Windows
+from minka.tools.scoring_context import Hardware
 
 DEFAULT_OUTPUT = Path("imatrix.gguf")
 DEFAULT_CHUNK = 512
@@ -88,6 +91,7 @@ def imatrix(
     model: ModelParams | None = None,
     context: ContextParams | None = None,
     *,
+    hardware: Hardware | None = None,
     progress: ChunkProgress = _silent,
 ) -> ImatrixReport:
     """Collect an importance matrix of a model over a text and save it; without a text, merge files.
@@ -101,7 +105,7 @@ def imatrix(
     """
     context = context or ContextParams()
     chunk_size = context.n_ctx or DEFAULT_CHUNK
-    _check_folder(options.output)
+    destination(options.output, () if options.file is None else [Path(options.file)])
     run = _Run(options, chunk_size)
     if options.file is None and not options.text:
         if not options.in_files:
@@ -109,11 +113,11 @@ def imatrix(
         run.save()
         return run.report(0, None)
     text = options.text if options.file is None else _read_text(options.file, strip=options.strip)
-    loaded = Model.load(locate(model or ModelParams()).path, model or ModelParams())
-    try:
-        return run.evaluate(loaded, context, text, progress)
-    finally:
-        loaded.close()
+    params, hardware = model or ModelParams(), hardware or Hardware()
+    path = locate(params).path
+    destination(options.output, [path])
+    with closing(Model.load(path, params, placement=hardware.placement)) as loaded:
+        return run.evaluate(loaded, context, hardware, text, progress)
 
 
 class _Run:
@@ -149,7 +153,9 @@ class _Run:
         self._merge(output, found)
         self.skip += found.chunk_count
 
-    def evaluate(self, model: Model, context: ContextParams, text: str, progress: ChunkProgress) -> ImatrixReport:
+    def evaluate(
+        self, model: Model, context: ContextParams, hardware: Hardware, text: str, progress: ChunkProgress
+    ) -> ImatrixReport:
         """Evaluate a text chunk by chunk, and save."""
         tokens = np.array(
             model.vocab.tokenize(text, add_special=True, parse_special=self.options.parse_special), np.int32
@@ -158,11 +164,11 @@ class _Run:
         tokens = tokens[self.skip * self.chunk_size :][: n_chunks * self.chunk_size]
         likelihood = Likelihood() if self.options.perplexity else None
         if n_chunks:
-            windows = Windows(model, context, self.chunk_size, self.collector)
-            try:
+            with (
+                hardware.threadpools(context) as threads,
+                closing(Windows(model, context, self.chunk_size, self.collector, hardware, threads)) as windows,
+            ):
                 self._evaluate(windows, tokens.reshape(n_chunks, -1), likelihood, progress)
-            finally:
-                windows.close()
         if not self.collector.entries:
             raise ModelError("no weight of this model saw any activation: there is nothing to save")
         self.save()
@@ -227,14 +233,6 @@ class _Run:
             perplexity,
             tuple(partial(self.collector.entries)),
         )
-
-
-def _check_folder(output: Path) -> None:
-    """Refuse what could not be saved, before hours of work."""
-    if not output.parent.is_dir():
-        raise UsageError(f"folder {output.parent} does not exist; create it first")
-    if output.is_dir() or not os.access(output.parent, os.W_OK):
-        raise UsageError(f"cannot write {output}: it is a folder, or its folder cannot be written to")
 
 
 def _dataset(path: str | Path) -> str:

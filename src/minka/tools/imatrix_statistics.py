@@ -18,7 +18,7 @@ from minka.tools.imatrix_file import Entry
 ACTIVE = 1e-5
 """Mean squared activations up to this are inactive."""
 
-_LAYER = re.compile(r"blk\.(\d+)\.")
+_LAYER = re.compile(r"blk\.([0-9]{1,9})\.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,9 @@ from minka.ggufs.layout import pad
 from minka.native.model import Model
 from minka.native.observer import ObservedContext, Observer
 from minka.native.protocol import Decoded
+from minka.native.threadpool import Threadpools
 from minka.params import ContextParams
+from minka.tools.scoring_context import Hardware
 
 Tokens = NDArray[np.int32]
 
@@ -77,7 +79,15 @@ class Windows:
     All tokens ask for logits even where nobody reads them: libllama computes the end of the last layer only for those.
     """
 
-    def __init__(self, model: Model, params: ContextParams, chunk_size: int, observer: Observer) -> None:
+    def __init__(
+        self,
+        model: Model,
+        params: ContextParams,
+        chunk_size: int,
+        observer: Observer,
+        hardware: Hardware,
+        threadpools: Threadpools,
+    ) -> None:
         if 0 < model.n_ctx_train < chunk_size:
             raise UsageError(
                 f"a chunk of {chunk_size} tokens is longer than the {model.n_ctx_train} that the model was trained "
@@ -100,7 +110,13 @@ class Windows:
                 warmup=False,
             ),
             observer,
+            threadpools,
         )
+        try:
+            hardware.adapt(model, self._context)
+        except BaseException:
+            self._context.close()
+            raise
         self._bos = model.vocab.bos if model.vocab.add_bos else None
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ of what is asked and answered. Sources: RFC 9112, and the HTML standard's chapte
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import ssl
 import time
@@ -16,6 +17,7 @@ from typing import Self
 from urllib.parse import urlsplit
 
 from minka.errors import MinkaError, UsageError
+from minka.ggufs.read import printable
 
 READ_SIZE = 65536
 REUSE_WITHIN = 1.0
@@ -252,7 +254,7 @@ class Client:
             head = await connection.head()
             if head.status != 200:
                 body = b"".join([piece async for piece in connection.pieces(head.headers)])
-                raise LoadError(f"POST {path} got {head.status}: {body[:300].decode(errors='replace')}")
+                raise LoadError(f"POST {path} got {head.status}: {_reason(body)}")
             async for piece in connection.pieces(head.headers):
                 if frames := splitter.feed(piece):
                     tape.add(frames, time.monotonic())
@@ -283,3 +285,11 @@ class Client:
         """Drop the idle connections."""
         while self._idle:
             self._idle.pop().abort()
+
+
+def _reason(body: bytes) -> str:
+    """What a refusal says, on one line: the message of an OpenAI error, or the beginning of whatever it is."""
+    words = body.decode(errors="replace")
+    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+        words = str(json.loads(words)["error"]["message"])
+    return printable(" ".join(words.split())[:300])

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from minka.errors import ModelError, UsageError
-from minka.ggufs.atomic import replacing
+from minka.ggufs.atomic import destination, replacing
 from minka.ggufs.endian import swap_blocks
 from minka.ggufs.layout import ValueType
 from minka.ggufs.merge import open_shards
@@ -96,9 +96,7 @@ def _check(shards: Sequence[GgufFile], loras: Loras, output: Path) -> None:
     """Refuse what does not fit together, before anything is written."""
     base = shards[0]
     architecture = base.get_str("general.architecture")
-    for source in (*shards, *(lora.source for lora, _ in loras)):
-        if output.exists() and source.path.samefile(output):
-            raise UsageError(f"output {output} is an input; give another name")
+    destination(output, [source.path for source in (*shards, *(lora.source for lora, _ in loras))])
     for shard in shards:
         require_complete(shard)
     if base.get_str("general.type") not in (None, "model"):

@@ -6,8 +6,9 @@ and n_chunks, int32 tokens[n_chunks * n_ctx], then for each chunk n_ctx - 1 - n_
 
 from __future__ import annotations
 
-import os
 import struct
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +17,8 @@ from typing import BinaryIO, Final, Self
 import numpy as np
 
 from minka.errors import MinkaError, UsageError
+from minka.ggufs.atomic import destination, ended_by_signals, part_of
+from minka.ggufs.read import open_regular
 from minka.tools.scoring_math import I32, U16, row_width
 
 MAGIC: Final = b"_logits_"
@@ -64,42 +67,45 @@ class BaseWriter:
     """
 
     def __init__(self, path: Path, n_ctx: int, tokens: I32, n_vocab: int) -> None:
-        self._path = path
-        self._part = path.with_name(f".{path.name[:200]}.{os.getpid()}.part")
+        self._path = destination(path)
+        self._part = part_of(self._path)
         self._head = BaseHead(n_ctx, n_vocab, tokens)
         self._file: BinaryIO
+        self._undo = ExitStack()
         self.n_written = 0
 
     def __enter__(self) -> Self:
-        if self._path.is_dir():
-            raise UsageError(f"{self._path} is a folder; give the name of a file")
-        try:
-            self._file = self._part.open("xb+")
+        with self._undo, self._told():
+            self._undo.enter_context(ended_by_signals())
+            self._undo.callback(self._part.unlink, missing_ok=True)
+            self._file = self._undo.enter_context(self._part.open("xb+"))
             self._file.write(self._head.to_bytes())
-        except OSError as error:
-            raise MinkaError(f"cannot write {self._path}: {error.strerror}") from error
+            self._undo = self._undo.pop_all()
         return self
 
     def write(self, rows: U16, *, complete: bool) -> None:
         """Append coded rows; `complete` if they are the last ones of a chunk."""
-        try:
+        with self._told():
             self._file.write(rows.data)
-        except OSError as error:
-            raise MinkaError(f"cannot write {self._path}: {error.strerror}") from error
         self.n_written += complete
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise MinkaError(f"cannot write {self._path}: {error.strerror or error}") from error
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         wanted = kind is None or not issubclass(kind, Exception)  # an interrupt is none, nor is a closed generator
-        try:
-            with self._file:
-                if wanted and self.n_written < self._head.n_chunks:
-                    self._shorten()
+        with self._undo, self._told():
+            if wanted and self.n_written < self._head.n_chunks:
+                self._shorten()
+            self._file.close()
             if wanted and self.n_written:
                 self._part.replace(self._path)
-        finally:
-            self._part.unlink(missing_ok=True)
 
     def _shorten(self) -> None:
         """Make the file one of only the chunks that are complete."""
@@ -123,7 +129,7 @@ class BaseReader:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            self._file = path.open("rb")
+            self._file = open_regular(path)
         except OSError as error:
             raise UsageError(f"cannot read the base file {path}: {error.strerror}") from None
         try:

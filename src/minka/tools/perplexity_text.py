@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minka.errors import UsageError
+from minka.ggufs.atomic import destination
 from minka.params import ContextParams, ModelParams
 from minka.tools.perplexity_base import BaseWriter
 from minka.tools.scoring_context import (
@@ -172,7 +173,9 @@ class PerplexityRun:
             yield from self._score(None)
             return
         used = self.windows.tokens[: len(self) * self.windows.length]
-        with BaseWriter(self._options.base_file, self.windows.length, used, self._scorer.model.vocab.n_tokens) as base:
+        model = self._scorer.model
+        destination(self._options.base_file, [model.path])
+        with BaseWriter(self._options.base_file, self.windows.length, used, model.vocab.n_tokens) as base:
             yield from self._score(base)
 
     def _score(self, base: BaseWriter | None) -> Iterator[Chunk]:

@@ -178,7 +178,7 @@ def _check_importance(tensor: PlannedTensor, limits: Limits, strict: Set[str]) -
         )
 
 
-_LAYER = re.compile(r"blk\.(\d+)\.")
+_LAYER = re.compile(r"blk\.([0-9]{1,9})\.")
 
 
 def layer_of(name: str) -> int | None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minka.errors import ModelError, UsageError
-from minka.ggufs.atomic import Staging
+from minka.ggufs.atomic import Staging, destination
 from minka.ggufs.layout import ALIGNMENT_KEY, DEFAULT_ALIGNMENT
 from minka.ggufs.progress import Progress, silent
 from minka.ggufs.read import GgufFile, open_gguf
@@ -152,15 +152,14 @@ def _default_output(source: Path, kind: FileType, options: QuantizeOptions) -> P
 
 
 def _outputs(shards: Sequence[Path], output: Path, options: QuantizeOptions) -> tuple[Path, ...]:
-    """The files to write. Raises UsageError if one of them is the source."""
+    """The files to write. Raises MinkaError if one of them is the source or cannot be written."""
     paths: tuple[Path, ...] = (output,)
     if options.keep_split:
         prefix = output.with_name(output.name.removesuffix(".gguf"))
         n = _n_shards(shards, set(options.prune_layers))
         paths = tuple(shard_path(prefix, i, n) for i in range(n))
     for path in paths:
-        if path.exists() and any(shard.exists() and shard.samefile(path) for shard in shards):
-            raise UsageError(f"output {path} is the input; give another name")
+        destination(path, shards)
     return paths
 
 

@@ -7,6 +7,7 @@ tools/quantize/quantize.cpp, and ggml_quantize_chunk in ggml/src/ggml.c, which w
 from __future__ import annotations
 
 import difflib
+import re
 from typing import NamedTuple
 
 from minka.errors import UsageError
@@ -93,7 +94,8 @@ def find_file_type(words: str) -> FileType | None:
     for row in FILE_TYPES:
         if row.name == words.upper():
             return row
-    return next((row for row in FILE_TYPES if words.isascii() and words.isdigit() and row.number == int(words)), None)
+    number = int(words) if re.fullmatch("[0-9]{1,9}", words) else None
+    return next((row for row in FILE_TYPES if row.number == number), None)
 
 
 def tensor_type(words: str) -> TensorType:

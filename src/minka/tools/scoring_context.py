@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from minka.errors import ModelError, UsageError
 from minka.hub import locate
+from minka.native.context import Context
+from minka.native.context_params import thread_counts
 from minka.native.model import Model
 from minka.native.own_thread import OwnThread
 from minka.native.placement import Placement
 from minka.native.raw import Adapter, RawContext, TokenList, Tokens, is_causal, tokenize
-from minka.native.threadpool import Pinning
+from minka.native.threadpool import Pinning, Threadpools
 from minka.params import MAX_SLOTS, ContextParams, ModelParams
 from minka.tools.scoring_math import F32, I32, Workers
 
@@ -86,6 +88,17 @@ class Hardware:
     batch_pinning: Pinning | None = None
     adapters: tuple[Adapter, ...] = ()
     """LoRA adapters to compute with."""
+
+    @contextmanager
+    def threadpools(self, context: ContextParams) -> Iterator[Threadpools]:
+        """The threads for contexts of these parameters, which must be closed before."""
+        with closing(Threadpools(self.pinning, self.batch_pinning, *thread_counts(context))) as made:
+            yield made
+
+    def adapt(self, model: Model, context: Context) -> None:
+        """Load the adapters, and let a context of the engine's kind compute with them. Raises ModelError."""
+        loaded = [(model.adapters.load(adapter.path, adapter.scale).id, adapter.scale) for adapter in self.adapters]
+        context.adapt(tuple((id, scale) for id, scale in loaded if scale))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 import llguidance
 import pytest
 
-from minka.chat.formats.find import find_family
+from minka.chat.formats.families import find_family
 from minka.chat.formats.format import (
     Ask,
     CallArguments,
@@ -60,8 +60,9 @@ TOOLS = (WEATHER, NOW, CODE)
 class Sample:
     """What a model writes, and what a client gets. `calls` are names with arguments, and the id where one is written.
 
-    `accepted`: the grammar lets it through (what a model should not write, but a parser forgives, is not); None if that
-    hangs on the vocabulary, as where a tag stands in a string.
+    `broken` are calls that turn out to be none, `cut` is the arguments' text of a call that was cut off. `accepted`:
+    the grammar lets it through (what a model should not write, but a parser forgives, is not); None if that hangs on
+    the vocabulary, as where a tag stands in a string.
     """
 
     raw: str
@@ -69,6 +70,7 @@ class Sample:
     reasoning: str = ""
     calls: Sequence[tuple[str, object] | tuple[str, object, str]] = ()
     broken: int = 0
+    cut: str | None = None
     ask: Ask = Ask(TOOLS, Calls.AUTO, thinks=True)  # noqa: RUF009
     accepted: bool | None = True
 
@@ -81,12 +83,14 @@ class Folded:
     reasoning: str
     calls: tuple[tuple[str, str, str], ...]
     """Names, ids, and arguments as text, of complete calls."""
-    broken: tuple[str, ...]
+    broken: int
+    cut: tuple[str, str, str] | None
+    """The call that was cut off."""
 
 
 def fold(deltas: Iterable[Delta]) -> Folded:
     """Join deltas, and check their order: a call is opened, filled, and closed."""
-    content, reasoning, broken = "", "", []
+    content, reasoning, broken = "", "", 0
     calls: list[tuple[str, str, str]] = []
     open_call: list[str] | None = None
     n_calls = 0
@@ -114,10 +118,9 @@ def fold(deltas: Iterable[Delta]) -> Folded:
                 open_call = None
             case CallBroken():
                 assert open_call is not None
-                open_call = None
-                broken.append(delta.text)
-    assert open_call is None
-    return Folded(content, reasoning, tuple(calls), tuple(broken))
+                open_call, broken = None, broken + 1
+    cut = (open_call[0], open_call[1], open_call[2]) if open_call else None
+    return Folded(content, reasoning, tuple(calls), broken, cut)
 
 
 def read(format: Format, sample: Sample, n: int) -> Folded:
@@ -138,7 +141,8 @@ def check(format: Format, sample: Sample) -> None:
     assert [(name, json.loads(arguments)) for name, _, arguments in whole.calls] == expected
     for call, (_, id, _) in zip(sample.calls, whole.calls, strict=True):
         assert id == (call[2] if len(call) == 3 else "")
-    assert len(whole.broken) == sample.broken
+    assert whole.broken == sample.broken
+    assert (whole.cut and whole.cut[2]) == sample.cut
     for n in range(1, len(sample.raw)):
         assert read(format, sample, n) == whole, f"in pieces of {n}"
     check_grammar(format, sample)

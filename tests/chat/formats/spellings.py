@@ -19,7 +19,8 @@ class Spelling:
     """How a family writes PARIS, PARIS and TIME, NESTED, and what it puts around reasoning and content.
 
     `source` is what its templates have in them, `templates` are real ones. `ids` are those that the calls say.
-    `dropped` is text that no client sees, even where a call is none. `cut` is what closes an argument.
+    `dropped` is text that no client sees, even where a call is none. `cut` is what closes an argument. `streams`: a
+    call is told while it comes, so one that is cut off is a call.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Spelling:
     ids: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     cut: str = '"'
+    streams: bool = True
     extra: Mapping[str, Sample] = field(default_factory=dict)
 
     @property
@@ -63,8 +65,8 @@ class Spelling:
                 content=self._seen(self.one).replace("get_weather", "get_news"),
                 accepted=False,
             ),
-            "cut off": Sample(self.one[: self.one.index("Paris") + 2], broken=1, accepted=False),
-            "cut off at the end": Sample(self.one[: self.one.index("Paris") + 5] + self.cut, broken=1, accepted=False),
+            "cut off": self._cut_off(self.one[: self.one.index("Paris") + 2], '{"city": "Pa'),
+            "cut off at the end": self._cut_off(self.one[: self.one.index("Paris") + 5] + self.cut, '{"city": "Paris"'),
             "no tools": Sample(self.one, content=self._seen(self.one), ask=Ask()),
         }
         if self.thinks:
@@ -78,6 +80,11 @@ class Spelling:
                 "reasoning that never ends": Sample(f"{start}Hm", reasoning="Hm", accepted=False),
             }
         return {**known, **self.extra}
+
+    def _cut_off(self, raw: str, arguments: str) -> Sample:
+        if self.streams:
+            return Sample(raw, cut=arguments, accepted=False)
+        return Sample(raw, content=raw, accepted=False)
 
     def _seen(self, text: str) -> str:
         for part in self.dropped:

@@ -19,19 +19,16 @@ SEARCH = Tool(
 )
 OWN = Ask((*TOOLS, PYTHON, SEARCH), Calls.AUTO)
 
-LLAMA = family('<|start_header_id|> "parameters": <|eot_id|> <|eom_id|>')
-LIST = family("[func_name1(params_name1=params_value1)]")
-RECIPIENT = family(">>>all >>>${recipient}")
-HARMONY = family("<|channel|> <|message|>")
+SOURCES = {
+    "llama-3": '<|start_header_id|> "parameters": <|eot_id|> <|eom_id|>',
+    "llama-4": '<|header_start|> "parameters": <|eot|>',
+    "pythonic": "[func_name1(params_name1=params_value1)]",
+    "functionary-v3.2": ">>>all >>>${recipient}",
+    "harmony": "<|channel|> <|message|>",
+}
 GENERIC = generic(None)
 
-FORMATS = {
-    "llama-3": LLAMA,
-    "pythonic": LIST,
-    "functionary-v3.2": RECIPIENT,
-    "harmony": HARMONY,
-    "generic": GENERIC,
-}
+FORMATS = {**{name: family(source) for name, source in SOURCES.items()}, "generic": GENERIC}
 
 
 def llama(name: str, arguments: str) -> str:
@@ -71,7 +68,17 @@ SAMPLES: dict[str, dict[str, Sample]] = {
         ),
         "code": Sample('<|python_tag|>print("é")\nx = 1', calls=[("python", {"code": 'print("é")\nx = 1'})], ask=OWN),
         "unknown tool": Sample(llama("get_news", "{}"), llama("get_news", "{}"), accepted=False),
-        "cut off": Sample('{"name": "get_weather", "parameters": {"city": "Par', broken=1, accepted=False),
+        "cut off": Sample('{"name": "get_weather", "parameters": {"city": "Par', cut='{"city": "Par', accepted=False),
+    },
+    "llama-4": {
+        "content": Sample("Hello, wörld", "Hello, wörld"),
+        "call": Sample(llama("get_weather", '{"city": "Paris"}'), calls=[PARIS]),
+        "call behind the tag": Sample("<|python_start|>" + llama("get_weather", '{"city": "Paris"}'), calls=[PARIS]),
+        "two calls": Sample(llama("get_weather", '{"city": "Paris"}') + llama("get_time", "{}"), calls=[PARIS, TIME]),
+        "call with the keys of others": Sample(
+            '{"name": "get_weather", "arguments": {"city": "Paris"}}', calls=[PARIS], accepted=False
+        ),
+        "cut off": Sample('{"name": "get_weather", "parameters": {"city": "Par', cut='{"city": "Par', accepted=False),
     },
     "pythonic": {
         "content": Sample("Hello [1] (a)", "Hello [1] (a)"),
@@ -83,8 +90,8 @@ SAMPLES: dict[str, dict[str, Sample]] = {
             "[run_code(code='f(\\'x\\')] )')]", calls=[("run_code", {"code": "f('x')] )"})], accepted=False
         ),
         "unknown tool": Sample("[get_news()]", "[get_news()]", accepted=False),
-        "no keywords": Sample('[get_weather("Paris")]', broken=1, content="]", accepted=False),
-        "cut off": Sample('[get_weather(city="Par', broken=1, accepted=False),
+        "no keywords": Sample('[get_weather("Paris")]', '[get_weather("Paris")]', accepted=False),
+        "cut off": Sample('[get_weather(city="Par', '[get_weather(city="Par', accepted=False),
     },
     "functionary-v3.2": {
         "content": Sample("all\nHello >>> there", "Hello >>> there", accepted=None),
@@ -93,7 +100,7 @@ SAMPLES: dict[str, dict[str, Sample]] = {
         "two calls": Sample('get_weather\n{"city": "Paris"}>>>get_time\n{}', calls=[PARIS, TIME]),
         "nested arguments": Sample(f"run_code\n{RUN}", calls=[NESTED]),
         "unknown tool": Sample("get_news\n{}", "get_news\n{}", accepted=False),
-        "cut off": Sample('get_weather\n{"city": "Par', broken=1, accepted=False),
+        "cut off": Sample('get_weather\n{"city": "Par', cut='{"city": "Par', accepted=False),
     },
     "harmony": {
         "content": Sample("<|channel|>final<|message|>Hello", "Hello"),
@@ -121,7 +128,7 @@ SAMPLES: dict[str, dict[str, Sample]] = {
         "an answer to go on with": Sample(
             " world", " world", ask=Ask(prefill="<|channel|>final<|message|>Hello", thinks=True)
         ),
-        "cut off": Sample(called("get_weather", '{"city": "Par'), broken=1, accepted=False),
+        "cut off": Sample(called("get_weather", '{"city": "Par'), cut='{"city": "Par', accepted=False),
         "no tools": Sample(f"{ANALYSIS}<|channel|>final<|message|>Hello", "Hello", "Hm.", ask=Ask(thinks=True)),
     },
     "generic": {
@@ -138,7 +145,7 @@ SAMPLES: dict[str, dict[str, Sample]] = {
         ),
         "nested arguments": Sample(f'{{"tool_calls": [{{"name": "run_code", "arguments": {RUN}}}]}}', calls=[NESTED]),
         "cut off": Sample(
-            '{"tool_calls": [{"name": "get_weather", "arguments": {"city": "Par', broken=1, accepted=False
+            '{"tool_calls": [{"name": "get_weather", "arguments": {"city": "Par', cut='{"city": "Par', accepted=False
         ),
     },
 }

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from minka.chat.formats.format import Ask, Calls
+from minka.chat.formats.format import Ask, Calls, PastCall
 from tests.chat.formats.samples import TOOLS, WEATHER, Sample, accepts, check, family, real, refuses
 
 SOURCE = '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call> </think>'
@@ -56,10 +56,10 @@ SAMPLES = {
         content='<tool_call>\n{"name": "get_news", "arguments": {}}\n</tool_call>',
         accepted=False,
     ),
-    "cut off": Sample(CALL[:-25], broken=1, accepted=False),
+    "cut off": Sample(CALL[:-25], cut='{"city', accepted=False),
     "no JSON": Sample(
         '<tool_call>\n{"name": "get_weather", "arguments": {city: 1}}\n</tool_call> so',
-        content="}\n</tool_call> so",
+        content='<tool_call>\n{"name": "get_weather", "arguments": {city: 1}}\n</tool_call> so',
         broken=1,
         accepted=False,
     ),
@@ -110,3 +110,10 @@ def test_content_beside_tools() -> None:
     assert accepts(HERMES, ask, "<think>Hm</think>\n\n42")
     assert accepts(HERMES, ask, CALL)
     refuses(HERMES, "Hello", ask=ask)
+
+
+def test_exaone_writes_a_call_in_one_line() -> None:
+    one = '<tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool_call>'
+    exaone = family('"<tool_call>" }}{"name": </think>')
+    check(exaone, Sample(one, calls=[("get_weather", {"city": "Paris"})]))
+    assert exaone.write([PastCall("get_weather", {"city": "Paris"})]) == one

@@ -142,3 +142,11 @@ def test_a_family_whose_template_has_no_place_for_tools() -> None:
 def test_what_families_know_can_be_learned(name: str) -> None:
     chosen = template(real(name))
     assert learn(chosen, reasoning_of(chosen)) is not None
+
+
+def test_the_generic_form_is_not_learned_from_a_template_that_shows_no_calls() -> None:
+    chosen = template("{% if tools %}{{ tools }}{% endif %}{% for m in messages %}<{{ m.content }}>{% endfor %}")
+    assert chosen.caps.supports_tools
+    paris, time = '{"name": "get_weather", "arguments": {"city": "Paris"}}', '{"name": "get_time", "arguments": {}}'
+    two = f'{{"tool_calls": [{paris}, {time}]}}'
+    check(find_format(chosen), Sample(two, calls=[PARIS, TIME]))

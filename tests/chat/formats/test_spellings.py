@@ -87,7 +87,7 @@ SPELLINGS = (
     ),
     Spelling(
         "granite-3",
-        "respond only with <|tool_call|> followed by a JSON list",
+        "<|start_of_role|> <|tool_call|> </think>",
         *listed("<|tool_call|>", ""),
         templates=("ibm-granite-granite-3.3-2B-Instruct",),
         think=("<think>", "</think>"),
@@ -157,6 +157,11 @@ SPELLINGS = (
         f'<|function_call|>{{"name": "run_code", "arguments": {NESTED_JSON}}}',
         templates=("GigaChat3.1-10B-A1.8B",),
         thinks=False,
+        extra={
+            "the end of the message": Sample(
+                '<|function_call|>{"name": "get_time", "arguments": {}}<|message_sep|>\n\n', calls=[TIME]
+            ),
+        },
     ),
     Spelling(
         "gigachat-v3",
@@ -168,6 +173,13 @@ SPELLINGS = (
         templates=("GigaChat3-10B-A1.8B",),
         thinks=False,
         before_call="",
+        extra={
+            "the end of the message": Sample(
+                '<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "get_time", "arguments": {}}'
+                "<|message_sep|>\n\n",
+                calls=[TIME],
+            ),
+        },
     ),
     Spelling(
         "solar-open",
@@ -314,6 +326,7 @@ SPELLINGS = (
         '<|tool_call_start|>[get_weather(city="Paris"), get_time()]<|tool_call_end|>',
         f'<|tool_call_start|>[run_code(code={CODE}, options={{"deep": true}}, mode="safe")]<|tool_call_end|>',
         templates=("LFM2-8B-A1B", "LFM2.5-Instruct", "LFM2.5-8B-A1B"),
+        streams=False,
         think=("<think>", "</think>"),
         extra={
             "single quotes": Sample(

@@ -91,6 +91,7 @@ SPELLINGS = (
         "deepseek-dsml",
         "DSML invoke function_calls",
         **dsml("function_calls"),
+        cut="</｜DSML｜parameter>\n",
         templates=("deepseek-ai-DeepSeek-V3.2",),
         think=("<think>", "</think>"),
         before_call="\n\n",
@@ -99,6 +100,7 @@ SPELLINGS = (
         "deepseek-dsml",
         "DSML invoke tool_calls",
         **dsml("tool_calls"),
+        cut="</｜DSML｜parameter>\n",
         templates=("deepseek-ai-DeepSeek-V4", "deepseek-ai-DeepSeek-V4-Flash-0731"),
         think=("<think>", "</think>"),
         before_call="\n\n",
@@ -107,6 +109,7 @@ SPELLINGS = (
         "glm",
         "<tool_call>{name}\n<arg_key>k</arg_key>\n<arg_value>v</arg_value> </think>",
         **tagged("<tool_call>{}\n", "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n", "</tool_call>"),
+        cut="</arg_value>\n",
         templates=("GLM-4.6",),
         think=("<think>", "</think>\n"),
     ),
@@ -114,6 +117,7 @@ SPELLINGS = (
         "glm",
         "<tool_call>{name}<arg_key>k</arg_key><arg_value>v</arg_value> </think>",
         **tagged("<tool_call>{}", "<arg_key>{}</arg_key><arg_value>{}</arg_value>", "</tool_call>", ""),
+        cut="</arg_value>",
         templates=("GLM-4.7-Flash",),
         think=("<think>", "</think>"),
         before_call="",
@@ -189,6 +193,7 @@ SPELLINGS = (
             "<parameter={}>\n{}\n</parameter>\n",
             "</function>\n</tool_call>",
         ),
+        cut="\n</parameter>\n",
         templates=(
             "Qwen3-Coder",
             "Qwen3.5-4B",
@@ -218,12 +223,24 @@ SPELLINGS = (
         before_call="",
     ),
     Spelling(
+        "functiongemma",
+        "<start_function_call>",
+        one="<start_function_call>call:get_weather{city:<escape>Paris<escape>}<end_function_call>",
+        two="<start_function_call>call:get_weather{city:<escape>Paris<escape>}<end_function_call>"
+        "<start_function_call>call:get_time{}<end_function_call>",
+        nested=f"<start_function_call>call:run_code{{code:<escape>{TEXT}<escape>,mode:<escape>safe<escape>,"
+        "options:{deep:true}}<end_function_call>",
+        cut="<escape>",
+        thinks=False,
+    ),
+    Spelling(
         "gemma-4",
         "<|tool_call>call:",
         one='<|tool_call>call:get_weather{city:<|"|>Paris<|"|>}<tool_call|>',
         two='<|tool_call>call:get_weather{city:<|"|>Paris<|"|>}<tool_call|><|tool_call>call:get_time{}<tool_call|>',
         nested=f'<|tool_call>call:run_code{{code:<|"|>{TEXT}<|"|>,mode:<|"|>safe<|"|>,options:{{deep:true}}}}<tool_call|>',
         templates=("google-gemma-4-31B-it", "google-gemma-4-31B-it-interleaved"),
+        cut='<|"|>',
         think=("<|channel>thought\n", "\n<channel|>"),
         extra={
             "numbers and nothing": Sample(

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from minka.chat.formats import json_text, lark
 from minka.chat.formats.calls import Tools
-from minka.chat.formats.format import Family, Format, ReasoningTags, Tool
+from minka.chat.formats.format import Family, Format, PastCall, ReasoningTags, Tool
+from minka.chat.formats.format import json_text as written
 from minka.chat.formats.listed import listed
 from minka.chat.formats.reader import BrokenCallError, Reader, Steps
 
@@ -40,6 +41,10 @@ class KeyedCall:
         yield from reader.space()
         yield from reader.expect("}")
         reader.end_call()
+
+    def write(self, call: PastCall, index: int) -> str:
+        """See CallStyle."""
+        return f"{{{written(call.name)}: {call.json}}}"
 
 
 def _make(source: str) -> Format | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from minka.chat.formats import lark
 from minka.chat.formats.calls import Tools, expect_loosely, known_name
-from minka.chat.formats.format import Family, Format, ReasoningTags, Tool
+from minka.chat.formats.format import Family, Format, PastCall, ReasoningTags, Tool, json_text
 from minka.chat.formats.reader import Reader, Steps
 from minka.chat.formats.reasoning import THINK
 from minka.chat.formats.schema import TYPES, Argument, argument_types, is_free
@@ -86,9 +86,18 @@ class KeyValueCall:
             reader.arguments(before)
             yield from self._read_argument(reader, types)
             before = ", "
-        reader.arguments("{}" if before == "{" else "}")
         yield from expect_loosely(reader, self._tag("/tool_call"))
+        reader.arguments("{}" if before == "{" else "}")
         reader.end_call()
+
+    def write(self, call: PastCall, index: int) -> str:
+        """See CallStyle."""
+        lines = [call.name + (self._tag("tool_sep") if self.after_name else "")]
+        for name, value in call.members.items():
+            text = value if isinstance(value, str) else json_text(value)
+            lines.append(f"{self._tag('arg_key')}{name}{self._tag('/arg_key')}")
+            lines.append(f"{self._tag('arg_value')}{text}{self._tag('/arg_value')}")
+        return "\n".join([*lines, f"{self._tag('/tool_call')}\n"])
 
     def _read_argument(self, reader: Reader, types: Mapping[str, frozenset[str]]) -> Steps[None]:
         yield from expect_loosely(reader, self._tag("arg_key"))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from minka.chat.formats import lark
 from minka.chat.formats.calls import CallStyle, Tools
 from minka.chat.formats.content_only import Verbatim
-from minka.chat.formats.format import Ask, Calls, Parser, ReasoningTags
+from minka.chat.formats.format import Ask, Calls, Parser, PastCall, ReasoningTags
 from minka.chat.formats.reader import Reader, ScriptParser, Steps
 from minka.chat.formats.reasoning import read_reasoning, whole_text
 from minka.grammar.marks import mark
@@ -75,6 +75,11 @@ class Bare:
     def special_bodies(self, ask: Ask, rules: lark.Rules) -> Sequence[str]:
         """Rule bodies of what else may stand behind the tag."""
         return ()
+
+    def write(self, calls: Sequence[PastCall]) -> str:
+        """See Format."""
+        written = (self.call.write(call, index) for index, call in enumerate(calls))
+        return f"{self.open}{self.separator.join(written)}{self.close}"
 
     # -- reading -------------------------------------------------------------------------------------------------------
 

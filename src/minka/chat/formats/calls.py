@@ -6,12 +6,14 @@ A way is a value: the text around the parts. It makes the rule body for a tool a
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from minka.chat.formats import json_text, lark, tagged
-from minka.chat.formats.format import Tool
+from minka.chat.formats.format import PastCall, Tool
+from minka.chat.formats.format import json_text as written
 from minka.chat.formats.reader import BrokenCallError, Reader, Steps
 from minka.chat.formats.schema import argument_types, is_free
 from minka.chat.formats.schema import arguments as arguments_of
@@ -31,6 +33,9 @@ class CallStyle(Protocol):
 
     def read(self, reader: Reader, tools: Tools) -> Steps[None]:
         """Take one call and tell it. Raises BrokenCallError, also for a tool that is not known."""
+
+    def write(self, call: PastCall, index: int) -> str:
+        """A call as the model writes it; `index` counts those of one answer. Raises RequestError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,9 @@ class JsonCall:
     def read(self, reader: Reader, tools: Tools) -> Steps[None]:
         """See CallStyle."""
         call = _Call(reader, tools, waits_for_id=self.id_first)
-        known = {self.name: call.name, self.arguments: call.arguments, "type": _skip}
+        # Models that were trained on several forms mix them up.
+        known = {"arguments": call.arguments, "parameters": call.arguments, "type": _skip}
+        known |= {self.name: call.name, self.arguments: call.arguments}
         if self.id:
             known[self.id] = call.id
 
@@ -76,6 +83,13 @@ class JsonCall:
 
         yield from json_text.members(reader, {"function": function, **known})
         call.end()
+
+    def write(self, call: PastCall, index: int) -> str:
+        """See CallStyle."""
+        head = f'"{self.name}": {written(call.name)}, "{self.arguments}": {call.json}'
+        id = f'"{self.id}": {written(call.id)}' if self.id and re.fullmatch(self.id_pattern, call.id) else ""
+        inner = ", ".join(filter(None, (id, head) if self.id_first else (head, id)))
+        return f"{self.outer[0]}{{{inner}}}{self.outer[1]}"
 
 
 class _Call:
@@ -159,6 +173,11 @@ class NamedCall:
         yield from skip_loosely(reader, self.after)
         reader.end_call()
 
+    def write(self, call: PastCall, index: int) -> str:
+        """See CallStyle."""
+        id = self.id + call.id if self.id and re.fullmatch(self.id_pattern, call.id) else ""
+        return f"{self.before}{call.name}{id}{self.between}{call.json}{self.after}"
+
     def _read_head(self, reader: Reader, tools: Tools) -> Steps[tuple[str, str]]:
         """The name, and the id if there is one; the arguments come next."""
         end = self.between.strip() or "{"
@@ -213,6 +232,11 @@ class TaggedCall:
         yield from expect_loosely(reader, self.after)
         reader.arguments("}" if comma == ", " else "{}")
         reader.end_call()
+
+    def write(self, call: PastCall, index: int) -> str:
+        """See CallStyle."""
+        arguments = (self.tags.write(name, value) for name, value in call.members.items())
+        return f"{self.before}{call.name}{self.between}{''.join(arguments)}{self.after}"
 
 
 def known_name(reader: Reader, end: str, tools: Tools) -> Steps[str]:

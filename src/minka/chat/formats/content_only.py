@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minka.chat.formats import lark
-from minka.chat.formats.format import Ask, Content, Delta, Parser, ReasoningTags
+from minka.chat.formats.format import Ask, Content, Delta, Parser, PastCall, ReasoningTags
 
 
 class Verbatim:
@@ -35,6 +35,10 @@ class ContentOnly:
     def grammar(self, ask: Ask) -> str:
         """See Format."""
         return lark.Rules().source(ask.content) if ask.content else ""
+
+    def write(self, calls: Sequence[PastCall]) -> str:
+        """See Format."""
+        return ""
 
     def parser(self, ask: Ask) -> Parser:
         """See Format."""

@@ -18,7 +18,7 @@ def _make(source: str) -> Format | None:
         return _dsml("tool_calls" if "tool_calls" in source and "function_calls" not in source else "function_calls")
     if OPEN not in source and "<｜tool▁call▁begin｜>" not in source:
         return None
-    if f"function{SEPARATOR}" in source or "'<｜tool▁sep｜>' + tool['function']['name'] + '\\n' + '```json'" in source:
+    if f"function{SEPARATOR}" in source or "```json" in source:
         before, between, after, gap = f"function{SEPARATOR}", "\n```json\n", "\n```", "\n"
         name = "deepseek-r1"
     else:

@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-import pkgutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
 
-import minka.chat.formats
-from minka.chat.formats.format import Ask, Calls, Family, Format, Parser, ReasoningTags
+from minka.chat.formats.families import find_family
+from minka.chat.formats.format import Ask, Calls, Format, Parser, PastCall, ReasoningTags
 from minka.chat.formats.generic import generic
 from minka.chat.formats.learn import learn, reasoning_of
 from minka.chat.formats.reasoning import think_tags
 from minka.chat.template import Template
-
-log = logging.getLogger(__name__)
-
-
-@cache
-def families() -> tuple[Family, ...]:
-    """The families of all modules of this package, in the order in which they are asked."""
-    found: list[Family] = []
-    for info in pkgutil.iter_modules(minka.chat.formats.__path__, "minka.chat.formats."):
-        family = getattr(import_module(info.name), "FAMILY", None)
-        if isinstance(family, Family):
-            found.append(family)
-    return tuple(sorted(found, key=lambda family: family.rank))
-
-
-def find_family(source: str) -> Format | None:
-    """The format of a template's source, if a family knows it."""
-    return next(filter(None, (family.make(source) for family in families())), None)
 
 
 def find_format(template: Template) -> Format:
@@ -40,11 +18,13 @@ def find_format(template: Template) -> Format:
     source = template.tool_use_source or template.source
     family = find_family(source)
     reasoning = family.reasoning if family else reasoning_of(template) or think_tags(source)
-    if not template.caps.supports_tools and not template.caps.supports_tool_calls:
-        # The prompt describes the tools, and asks for the generic form.
-        found = generic(reasoning)
-        return Untagged(family, found) if family else found
-    return family or learn(template, reasoning) or generic(reasoning)
+    if template.caps.supports_tool_calls:
+        return family or learn(template, reasoning) or generic(reasoning)
+    if template.caps.supports_tools and family:
+        return family
+    # The prompt describes the tools, and asks for the generic form.
+    found = generic(reasoning)
+    return Untagged(family, found) if family else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +46,8 @@ class Untagged:
 
     @property
     def marks(self) -> Sequence[str]:
-        """See Format."""
-        return self.family.marks
+        """See Format. Not the family's: the generic form has no place for the tags around its content."""
+        return self.generic.marks
 
     @property
     def stops(self) -> Sequence[str]:
@@ -77,6 +57,10 @@ class Untagged:
     def grammar(self, ask: Ask) -> str:
         """See Format."""
         return self._of(ask).grammar(ask)
+
+    def write(self, calls: Sequence[PastCall]) -> str:
+        """See Format."""
+        return self.generic.write(calls)
 
     def parser(self, ask: Ask) -> Parser:
         """See Format."""

@@ -5,10 +5,13 @@ A format knows text only: no tokens, no JSON of any wire API, no engine.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
+
+from minka.errors import RequestError
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,17 +96,19 @@ class CallEnd:
 
 @dataclass(frozen=True, slots=True)
 class CallBroken:
-    """A call that began is none after all: malformed or cut off. `text` is all of it as the model wrote it."""
+    """A call that began is none after all: it is malformed. All of it comes next, as content."""
 
     index: int
-    text: str
 
 
 Delta = Reasoning | Content | CallStart | CallArguments | CallEnd | CallBroken
 
 
 class Parser(Protocol):
-    """Reads an answer as it comes. The deltas, joined, do not depend on how the text was cut into pieces."""
+    """Reads an answer as it comes. The deltas, joined, do not depend on how the text was cut into pieces.
+
+    A call that was cut off with the text has no end: its arguments are the beginning of a JSON object.
+    """
 
     @property
     def thinks(self) -> bool:
@@ -113,7 +118,37 @@ class Parser(Protocol):
         """Take more text; what is certain by now."""
 
     def end(self) -> list[Delta]:
-        """The rest, after the last piece. A call that was malformed or cut off comes back as text."""
+        """The rest, after the last piece."""
+
+
+@dataclass(frozen=True, slots=True)
+class PastCall:
+    """A call of the conversation so far. `arguments` is what its JSON says, an object if the client is right."""
+
+    name: str
+    arguments: object
+    id: str = ""
+
+    @property
+    def json(self) -> str:
+        """The arguments as text."""
+        return json_text(self.arguments)
+
+    @property
+    def members(self) -> Mapping[str, object]:
+        """The arguments one by one. Raises RequestError if they are no object."""
+        if not isinstance(self.arguments, Mapping):
+            raise RequestError(
+                f"the arguments of the call of {self.name!r} in 'messages' are no JSON object, and this model writes "
+                "arguments one by one",
+                param="messages",
+            )
+        return self.arguments
+
+
+def json_text(value: object) -> str:
+    """A value as models write JSON."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +183,9 @@ class Format(Protocol):
 
         Raises RequestError for tools whose arguments this family cannot be held to.
         """
+
+    def write(self, calls: Sequence[PastCall]) -> str:
+        """What a model of this family writes to make these calls, at least one. Raises RequestError."""
 
     def parser(self, ask: Ask) -> Parser:
         """A parser for an answer to this request; it starts behind the prompt, so behind `ask.prefill`."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from minka.chat.formats import json_text, lark
 from minka.chat.formats.calls import NamedCall, Tools
-from minka.chat.formats.format import Ask, Calls, Family, Format, Parser, ReasoningTags
+from minka.chat.formats.format import Ask, Calls, Family, Format, Parser, PastCall, ReasoningTags
 from minka.chat.formats.reader import BrokenCallError, Reader, ScriptParser, Steps
 from minka.chat.formats.shape import Shape
 from minka.grammar.marks import literal
@@ -39,6 +39,10 @@ class Recipients:
             return rules.source(lark.either([calls, content]))
         late = lark.sequence(literal(f"{ALL}\n"), rules.until(TO), calls)
         return rules.source(lark.either([calls, late, lark.sequence(literal(f"{ALL}\n"), rules.free_text())]))
+
+    def write(self, calls: Sequence[PastCall]) -> str:
+        """See Format."""
+        return "".join(f"{TO}{call.name}\n{call.json}" for call in calls)
 
     def parser(self, ask: Ask) -> Parser:
         """See Format."""

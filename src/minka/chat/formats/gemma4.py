@@ -1,4 +1,7 @@
-"""Gemma 4: `<|tool_call>call:name{key:value}<tool_call|>`, where a text stands between `<|"|>` and keys are sorted."""
+"""Gemma 4: `<|tool_call>call:name{key:value}<tool_call|>`, where a text stands between `<|"|>` and keys are sorted.
+
+FunctionGemma is alike but for its tags.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from dataclasses import dataclass
 
 from minka.chat.formats import lark
 from minka.chat.formats.calls import Tools
-from minka.chat.formats.format import Family, Format, ReasoningTags, Tool
+from minka.chat.formats.format import Family, Format, PastCall, ReasoningTags, Tool
 from minka.chat.formats.notation import MAX_DEPTH, Notation
 from minka.chat.formats.reader import BrokenCallError, Reader, Steps
 from minka.chat.formats.schema import object_schema
@@ -35,13 +38,20 @@ class GemmaNotation(Notation):
 
 @dataclass(frozen=True, slots=True)
 class GemmaCall:
-    """Implements `calls.CallStyle`."""
+    """Implements `calls.CallStyle`. `quote` stands before and after a text."""
 
-    marks: Sequence[str] = (QUOTE,)
+    quote: str = QUOTE
+
+    @property
+    def marks(self) -> Sequence[str]:
+        """See CallStyle."""
+        return (self.quote,)
 
     def body(self, tool: Tool, rules: lark.Rules) -> str:
         """See CallStyle."""
-        return lark.sequence(literal(f"call:{tool.name}"), GemmaNotation().body(object_schema(tool), rules))
+        return lark.sequence(
+            literal(f"call:{tool.name}"), GemmaNotation(quote=self.quote).body(object_schema(tool), rules)
+        )
 
     def read(self, reader: Reader, tools: Tools) -> Steps[None]:
         """See CallStyle."""
@@ -51,21 +61,25 @@ class GemmaCall:
         if name not in tools or not (yield from reader.comes("{")):
             raise BrokenCallError
         reader.start_call(name)
-        yield from _value(reader, 0)
+        yield from _value(reader, self.quote, 0)
         reader.end_call()
 
+    def write(self, call: PastCall, index: int) -> str:
+        """See CallStyle."""
+        return f"call:{call.name}{GemmaNotation(quote=self.quote).write(call.members)}"
 
-def _value(reader: Reader, depth: int) -> Steps[None]:
+
+def _value(reader: Reader, quote: str, depth: int) -> Steps[None]:
     """Take a value, and tell it as JSON."""
     if depth > MAX_DEPTH:
         raise BrokenCallError
     yield from reader.space()
-    opening = yield from reader.match(QUOTE, "{", "[", '"')
+    opening = yield from reader.match(quote, "{", "[", '"')
     match opening:
         case "{":
-            yield from _members(reader, depth, "}")
+            yield from _members(reader, quote, depth, "}")
         case "[":
-            yield from _members(reader, depth, "]")
+            yield from _members(reader, quote, depth, "]")
         case "":
             yield from _word(reader)
         case _:
@@ -76,7 +90,7 @@ def _value(reader: Reader, depth: int) -> Steps[None]:
             reader.arguments('"')
 
 
-def _members(reader: Reader, depth: int, close: str) -> Steps[None]:
+def _members(reader: Reader, quote: str, depth: int, close: str) -> Steps[None]:
     """What is inside of an object or an array, and its end."""
     reader.arguments("{" if close == "}" else "[")
     yield from reader.space()
@@ -88,16 +102,16 @@ def _members(reader: Reader, depth: int, close: str) -> Steps[None]:
         reader.arguments(comma)
         comma = ", "
         if close == "}":
-            key = (yield from reader.text_until(":")).strip().removeprefix(QUOTE).removesuffix(QUOTE).strip('"')
+            key = (yield from reader.text_until(":")).strip().removeprefix(quote).removesuffix(quote).strip('"')
             reader.arguments(f"{json.dumps(key, ensure_ascii=False)}: ")
-        yield from _value(reader, depth + 1)
+        yield from _value(reader, quote, depth + 1)
         yield from reader.space()
     reader.arguments(close)
 
 
 def _word(reader: Reader) -> Steps[None]:
     """A number, or what JSON has words for."""
-    word = (yield from reader.word(",}]<")).strip()
+    word = (yield from reader.word(",}]<", reader.arguments)).strip()
     known = _WORDS.get(word.lower())
     if known is None:
         try:
@@ -109,6 +123,14 @@ def _word(reader: Reader) -> Steps[None]:
 
 
 def _make(source: str) -> Format | None:
+    if "<start_function_call>" in source:
+        return Shape(
+            "functiongemma",
+            GemmaCall("<escape>"),
+            call_open="<start_function_call>",
+            call_close="<end_function_call>",
+            tail="<start_function_response>",
+        )
     if "<|tool_call>call:" not in source:
         return None
     return Shape(

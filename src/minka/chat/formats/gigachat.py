@@ -6,7 +6,9 @@ from minka.chat.formats.calls import JsonCall
 from minka.chat.formats.format import Family, Format
 from minka.chat.formats.shape import Shape
 
-MESSAGE = "<|message_sep|>\n\nfunction call<|role_sep|>\n"
+SEPARATOR = "<|message_sep|>"
+"""What ends a message; whether it also ends the generation is up to the model's file."""
+MESSAGE = f"{SEPARATOR}\n\nfunction call<|role_sep|>\n"
 TAG = "<|function_call|>"
 
 
@@ -18,7 +20,10 @@ def _make(source: str) -> Format | None:
         "gigachat-v3.1" if is_tag else "gigachat-v3",
         JsonCall(),
         call_open=TAG if is_tag else MESSAGE,
-        more_marks=("<|message_sep|>", "<|role_sep|>"),
+        tail=SEPARATOR,
+        # In 3.0 it begins a call, too.
+        stops=(SEPARATOR,) if is_tag else (),
+        more_marks=(SEPARATOR, "<|role_sep|>"),
     )
 
 

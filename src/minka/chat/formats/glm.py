@@ -23,9 +23,8 @@ def _make(source: str) -> Format | None:
     tags = ArgumentTags("<arg_key>", f"</arg_key>{gap}<arg_value>", f"</arg_value>{gap}")
     return Shape(
         "glm",
-        TaggedCall("", gap, "", tags, marks=MARKS),
+        TaggedCall("", gap, "</tool_call>", tags, marks=MARKS),
         call_open="<tool_call>",
-        call_close="</tool_call>",
         separator=gap,
         reasoning=think_tags(source),
         ends_reasoning=True,

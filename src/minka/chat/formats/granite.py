@@ -5,11 +5,11 @@ from __future__ import annotations
 from minka.chat.formats.calls import JsonCall
 from minka.chat.formats.format import Family, Format
 from minka.chat.formats.framed import Framed
-from minka.chat.formats.reasoning import THINK
+from minka.chat.formats.reasoning import think_tags
 
 
 def _make(source: str) -> Format | None:
-    if "respond only with <|tool_call|> followed by a JSON list" not in source:
+    if "<|tool_call|>" not in source or "<|start_of_role|>" not in source:
         return None
     return Framed(
         "granite-3",
@@ -18,7 +18,7 @@ def _make(source: str) -> Format | None:
         close="]",
         separator=", ",
         trigger="<|tool_call|>",
-        reasoning=THINK,
+        reasoning=think_tags(source),
         content_open="<response>",
         content_close="</response>",
         tokens=("<|tool_call|>", "<think>", "</think>", "<response>", "</response>"),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from minka.chat.formats import json_text, lark
 from minka.chat.formats.calls import Tools
-from minka.chat.formats.format import Ask, Calls, Family, Format, Parser, ReasoningTags
+from minka.chat.formats.format import Ask, Calls, Family, Format, Parser, PastCall, ReasoningTags
 from minka.chat.formats.reader import BrokenCallError, Reader, ScriptParser, Steps
 from minka.grammar.marks import literal, mark
 
@@ -64,6 +64,12 @@ class Harmony:
         in_role = lark.sequence(recipient, _marked(f"{CHANNEL}commentary"), json_type)
         return rules.rule(lark.sequence(lark.either([in_channel, in_role]), mark(MESSAGE), rules.rule(arguments)))
 
+    def write(self, calls: Sequence[PastCall]) -> str:
+        """See Format."""
+        heads = (f"{CHANNEL}commentary to=functions.{call.name} {CONSTRAIN}json{MESSAGE}" for call in calls)
+        messages = (f"{head}{call.json}" for head, call in zip(heads, calls, strict=True))
+        return f"{CALL}{START}assistant".join(messages)
+
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def parser(self, ask: Ask) -> Parser:
@@ -76,11 +82,11 @@ class Harmony:
             header = ""
             if (yield from reader.comes_after_space(CHANNEL, "to=", START)):
                 pieces: list[str] = []
-                found = yield from reader.until((MESSAGE,), pieces.append)
+                found = yield from reader.until((MESSAGE, END, CALL, RETURN), pieces.append)
                 header = "".join(pieces)
-                if not found:
+                if found != MESSAGE:
                     reader.content(header)
-                    return
+                    continue
             yield from self._read_body(reader, header, ask, tools)
             yield from reader.match("assistant")
             yield from reader.peek(1)
@@ -91,7 +97,9 @@ class Harmony:
         if recipient is not None and recipient[1] in tools:
             opening = f"{header}{MESSAGE}"
             if (yield from reader.attempt(opening, self._read_call(reader, recipient[1]))):
-                yield from reader.until(_ENDS, lambda _: None)
+                if end := (yield from reader.comes_after_space(*_ENDS)):
+                    yield from reader.space()
+                    yield from reader.expect(end)
                 return
         if f"{CHANNEL}analysis" in header:
             yield from self._read_thought(reader, header, ask)

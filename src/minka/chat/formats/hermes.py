@@ -11,11 +11,13 @@ from minka.chat.formats.shape import Shape
 def _make(source: str) -> Format | None:
     if "<tool_call>" not in source or '{"name": ' not in source or "<function=" in source or "<arg_key>" in source:
         return None
+    # EXAONE 4 writes a call in one line.
+    gap = "" if '"<tool_call>" }}{"name"' in source else "\n"
     return Shape(
         "hermes",
         JsonCall(),
-        call_open="<tool_call>\n",
-        call_close="\n</tool_call>",
+        call_open=f"<tool_call>{gap}",
+        call_close=f"{gap}</tool_call>",
         separator="\n",
         reasoning=think_tags(source),
     )

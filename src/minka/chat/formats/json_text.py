@@ -56,7 +56,12 @@ def arguments(reader: Reader) -> Steps[None]:
     if first == "{":
         yield from value(reader, reader.arguments)
         return
-    held = yield from value(reader, _nowhere)
+    pieces: list[str] = []
+    try:
+        held = yield from value(reader, pieces.append)
+    except BrokenCallError:
+        reader.arguments("".join(pieces))
+        raise
     reader.arguments(arguments_text(held))
 
 
@@ -140,10 +145,11 @@ def _string(reader: Reader, sink: Sink) -> Steps[None]:
         elif hit.group() == '"':
             sink(reader.take(hit.end()))
             return
-        elif len((yield from reader.peek(hit.end() + 1))) > hit.end():
-            sink(reader.take(hit.end() + 1))
         else:
-            raise BrokenCallError
+            sink(reader.take(hit.start()))
+            if len((yield from reader.peek(2))) < 2:
+                raise BrokenCallError
+            sink(reader.take(2))
 
 
 def _some(reader: Reader) -> Steps[str]:

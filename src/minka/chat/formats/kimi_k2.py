@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from minka.chat.formats import json_text, lark
 from minka.chat.formats.calls import Tools
-from minka.chat.formats.format import Family, Format, Tool
+from minka.chat.formats.format import Family, Format, PastCall, Tool
 from minka.chat.formats.reader import BrokenCallError, Reader, Steps
 from minka.chat.formats.reasoning import think_tags
 from minka.chat.formats.shape import Shape
@@ -38,6 +38,12 @@ class KimiCall:
         reader.start_call(found[1], id)
         yield from json_text.arguments(reader)
         reader.end_call()
+
+    def write(self, call: PastCall, index: int) -> str:
+        """See CallStyle."""
+        found = _ID.fullmatch(call.id)
+        id = call.id if found and found[1] == call.name else f"functions.{call.name}:{index}"
+        return f"{id}{ARGUMENTS}{call.json}"
 
 
 def _make(source: str) -> Format | None:

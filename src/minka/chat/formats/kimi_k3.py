@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from minka.chat.formats import json_text, lark
 from minka.chat.formats.calls import Tools
-from minka.chat.formats.format import Family, Format, ReasoningTags, Tool
+from minka.chat.formats.format import Family, Format, PastCall, ReasoningTags, Tool
+from minka.chat.formats.format import json_text as written
 from minka.chat.formats.framed import Framed
 from minka.chat.formats.reader import BrokenCallError, Reader, Steps
-from minka.chat.formats.schema import TEXT, TYPES, Argument, argument_types, is_free
+from minka.chat.formats.schema import TEXT, TYPES, Argument, argument_types, is_free, type_of
 from minka.chat.formats.schema import arguments as arguments_of
 from minka.chat.formats.tagged import ArgumentTags
 from minka.grammar.marks import mark
@@ -52,6 +53,12 @@ class TypedTags(ArgumentTags):
             wanted = TEXT if 'type="string"' in head else (wanted - TEXT or TYPES - TEXT)
         yield from self._read_value(reader, wanted)
 
+    def write(self, name: str, value: object) -> str:
+        """See ArgumentTags."""
+        type_ = type_of(value)
+        head = f'{self.open}{name}" type="{"number" if type_ == "integer" else type_}"{SEP}'
+        return f"{head}{value if isinstance(value, str) else written(value)}{self.close}"
+
 
 def _type(name: str) -> str:
     return lark.sequence(lark.text(f'" type="{name}"'), mark(SEP))
@@ -85,12 +92,15 @@ class SectionCall:
         reader.start_call(name)
         if (yield from reader.match(BLOCK)):
             yield from json_text.arguments(reader)
-            yield from reader.expect(BLOCK_END)
+            yield from reader.expect(f"{BLOCK_END}{CALL_END}")
         else:
             yield from _read_arguments(reader, argument_types(tools[name]))
-        if not (yield from reader.comes(CALL_END)):
-            raise BrokenCallError
         reader.end_call()
+
+    def write(self, call: PastCall, index: int) -> str:
+        """See CallStyle."""
+        arguments = (TAGS.write(name, value) for name, value in call.members.items())
+        return f'{call.name}" index="{index + 1}"{SEP}{"".join(arguments)}'
 
 
 def _read_arguments(reader: Reader, types: Mapping[str, frozenset[str]]) -> Steps[None]:
@@ -99,6 +109,7 @@ def _read_arguments(reader: Reader, types: Mapping[str, frozenset[str]]) -> Step
         reader.arguments(before)
         yield from TAGS.read(reader, types)
         before = ", "
+    yield from reader.expect(CALL_END)
     reader.arguments("{}" if before == "{" else "}")
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from minka.chat.formats import lark
-from minka.chat.formats.format import Family, Format, Tool
+from minka.chat.formats.format import Family, Format, Tool, json_text
 from minka.chat.formats.listed import listed
 from minka.chat.formats.python_text import PYTHON, PythonCall
 from minka.chat.formats.reasoning import think_tags
@@ -21,6 +22,10 @@ class LfmCall(PythonCall):
         """See CallStyle."""
         members = [(_member(argument, rules), argument.required) for argument in arguments_of(tool)]
         return lark.sequence(lark.text(f"{tool.name}("), lark.members(members, lark.text(", "), rules), lark.text(")"))
+
+    def write_argument(self, value: object) -> str:
+        """See PythonCall."""
+        return json_text(value) if isinstance(value, Mapping) else PYTHON.write(value)
 
 
 def _member(argument: Argument, rules: lark.Rules) -> str:

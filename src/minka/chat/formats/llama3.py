@@ -1,4 +1,4 @@
-"""Llama 3.1 to 3.3: an answer that is a JSON object with "name" and "parameters", and nothing else, is a call.
+"""Llama 3.1 to 4: an answer that is a JSON object with "name" and "parameters", and nothing else, is a call.
 
 `<|python_tag|>` may stand before it. Behind that tag there may also be a call of a built-in tool,
 `brave_search.call(query="...")`, or code for the tool that runs code.
@@ -17,7 +17,7 @@ from minka.chat.formats.python_text import PythonCall
 from minka.chat.formats.reader import Reader, Steps
 from minka.chat.formats.reasoning import think_tags
 
-TAG = "<|python_tag|>"
+TAG, TAG_4 = "<|python_tag|>", "<|python_start|>"
 CODE_TOOLS = ("python", "ipython", "code_interpreter")
 SEARCH_TOOLS = ("brave_search", "wolfram_alpha")
 BUILTIN = PythonCall(open=".call(")
@@ -60,17 +60,20 @@ def _takes_code(tool: Tool) -> bool:
 
 
 def _make(source: str) -> Format | None:
-    if "<|start_header_id|>" not in source or '"parameters": ' not in source or "<|eot_id|>" not in source:
+    is_4 = "<|header_start|>" in source and "<|eot|>" in source
+    if not is_4 and ("<|start_header_id|>" not in source or "<|eot_id|>" not in source):
         return None
-    if any(tag in source for tag in ("<function=", "<tool_call>", ">>>", "functools")):
+    if '"parameters": ' not in source or any(
+        tag in source for tag in ("<function=", "<tool_call>", ">>>", "functools")
+    ):
         return None
     begins = r"\{[ \t\n]*\x{22}(name|type|function)\x{22}[ \t\n]*:"
     return Llama3(
-        "llama-3",
+        "llama-4" if is_4 else "llama-3",
         JsonCall(arguments="parameters"),
         begins,
-        separator="; ",
-        tag=TAG,
+        separator="" if is_4 else "; ",
+        tag=TAG_4 if is_4 else TAG,
         reasoning=think_tags(source),
     )
 

@@ -34,6 +34,11 @@ class CdataTags(ArgumentTags):
         quoted = lark.sequence(literal(CDATA), rules.until(CDATA_END + self.close))
         return lark.sequence(literal(self.between), lark.either((bare, quoted)))
 
+    def write(self, name: str, value: object) -> str:
+        """See ArgumentTags."""
+        is_quoted = isinstance(value, str) and "<" in value
+        return ArgumentTags.write(self, name, f"{CDATA}{value}{CDATA_END}" if is_quoted else value)
+
     def _read_value(self, reader: Reader, types: frozenset[str]) -> Steps[None]:
         if not (yield from reader.match(CDATA)):
             yield from ArgumentTags._read_value(self, reader, types)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from minka.chat.formats import lark
 from minka.chat.formats.calls import Tools, expect_loosely
-from minka.chat.formats.format import Family, Format, ReasoningTags, Tool
+from minka.chat.formats.format import Family, Format, PastCall, ReasoningTags, Tool, json_text
 from minka.chat.formats.framed import Framed
 from minka.chat.formats.reader import BrokenCallError, Reader, Steps
 from minka.chat.formats.schema import TEXT, TYPES, Schema, is_free, object_schema, resolved, types_of
@@ -53,6 +53,19 @@ class ElementCall:
         schema = object_schema(tools[name])
         yield from _read_object(reader, schema, schema, INVOKE_END, MAX_DEPTH)
         reader.end_call()
+
+    def write(self, call: PastCall, index: int) -> str:
+        """See CallStyle."""
+        return f'{call.name}">{_written(call.members)}'
+
+
+def _written(value: object) -> str:
+    """A value as elements, or as text."""
+    if isinstance(value, list):
+        return "".join(f"{NS}<{ITEM}>{_written(item)}{NS}</{ITEM}>" for item in value)
+    if isinstance(value, Mapping):
+        return "".join(f"{NS}<{name}>{_written(item)}{NS}</{name}>" for name, item in value.items())
+    return value if isinstance(value, str) else json_text(value)
 
 
 # -- grammar -----------------------------------------------------------------------------------------------------------

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minka.chat.formats import lark
 from minka.chat.formats.calls import TaggedCall, Tools, expect_loosely
-from minka.chat.formats.format import Ask, Calls, Family, Format, Parser, ReasoningTags, Tool
+from minka.chat.formats.format import Ask, Calls, Family, Format, Parser, PastCall, ReasoningTags, Tool
 from minka.chat.formats.reader import Reader, ScriptParser, Steps
 from minka.chat.formats.schema import Argument
 from minka.chat.formats.tagged import ArgumentTags
@@ -26,6 +27,7 @@ class OpenTags(ArgumentTags):
         return lark.sequence(mark(self.open), lark.text(argument.name), self._value(argument, rules))
 
 
+_RECIPIENT = re.compile(r"\s*(to=[^\s<]+)?\s*")
 INVOKE = '<atem:invoke name="'
 CALL = TaggedCall("", '">\n', "</atem:invoke>", OpenTags('<atem:parameter name="', '">', "</atem:parameter>\n"))
 
@@ -77,6 +79,13 @@ class Muse:
         head = lark.sequence(lark.text(f" to={tool.name}"), mark(MESSAGE), mark(OPEN), lark.text("\n"))
         return rules.rule(lark.sequence(head, mark(INVOKE), CALL.body(tool, rules), lark.text("\n"), mark(CLOSE)))
 
+    def write(self, calls: Sequence[PastCall]) -> str:
+        """See Format."""
+        return f"{EOM}{START}".join(
+            f" to={call.name}{MESSAGE}{OPEN}\n{INVOKE}{CALL.write(call, index)}\n{CLOSE}"
+            for index, call in enumerate(calls)
+        )
+
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def parser(self, ask: Ask) -> Parser:
@@ -93,9 +102,12 @@ def _read(reader: Reader, ask: Ask) -> Steps[None]:
         elif not to:
             yield from reader.until((EOM, EOT), reader.content)
         else:
-            yield from reader.until((MESSAGE,), _nowhere)
+            pieces: list[str] = []
+            found = yield from reader.until((MESSAGE,), pieces.append)
             reader.begin(bare=False)
-            if to == "to=" and tools:
+            if not found or not _RECIPIENT.fullmatch("".join(pieces)):
+                reader.content("".join(pieces) + found)
+            elif to == "to=" and tools:
                 yield from _read_calls(reader, tools)
             yield from reader.until((EOM, EOT), reader.content)
         if not (yield from reader.match(START)):

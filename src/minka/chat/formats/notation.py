@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from minka.chat.formats import lark
+from minka.chat.formats.format import json_text
 from minka.chat.formats.schema import NOTES, Schema, resolved, schema_of
 from minka.errors import RequestError
 from minka.grammar.marks import literal, mark
@@ -119,6 +120,24 @@ class Notation:
 
     def _key(self, name: str) -> str:
         return literal((name if self.bare_keys else json.dumps(name, ensure_ascii=False)) + self.colon)
+
+    def write(self, value: object) -> str:
+        """The text of a value."""
+        match value:
+            case None:
+                return self.null
+            case bool():
+                return self.true if value else self.false
+            case str():
+                return f"{self.quote}{value}{self.quote}" if self.quote else json_text(value)
+            case Mapping():
+                quote = "" if self.bare_keys else '"'
+                pairs = (f"{quote}{key}{quote}{self.colon}{self.write(item)}" for key, item in self.ordered(value))
+                return f"{{{self.comma.join(pairs)}}}"
+            case list():
+                return f"[{self.comma.join(map(self.write, value))}]"
+            case _:
+                return json_text(value)
 
     def value(self, value: object) -> str:
         """The rule body of exactly this value."""

@@ -1,6 +1,6 @@
 """Calls that a model writes as Python does, `f(city="Paris", days=3)`, and what Python writes of values.
 
-The arguments of a call come out when it is complete.
+A call is told when it is complete.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from minka.chat.formats import lark
 from minka.chat.formats.calls import Tools
-from minka.chat.formats.format import Tool
+from minka.chat.formats.format import PastCall, Tool
 from minka.chat.formats.notation import Notation
 from minka.chat.formats.reader import BrokenCallError, Reader, Steps
 from minka.chat.formats.schema import arguments as arguments_of
@@ -48,10 +48,19 @@ class PythonCall:
         if name not in tools:
             raise BrokenCallError
         yield from reader.expect("(")
+        arguments = _arguments((yield from _inside(reader)))
         reader.start_call(name)
-        text = yield from _inside(reader)
-        reader.arguments(_arguments(text))
+        reader.arguments(arguments)
         reader.end_call()
+
+    def write(self, call: PastCall, index: int) -> str:
+        """See CallStyle."""
+        arguments = (f"{name}={self.write_argument(value)}" for name, value in call.members.items())
+        return f"{call.name}{self.open}{', '.join(arguments)})"
+
+    def write_argument(self, value: object) -> str:
+        """The value of an argument as the model writes it."""
+        return PYTHON.write(value)
 
 
 def _inside(reader: Reader) -> Steps[str]:

@@ -139,8 +139,11 @@ class Reader:
                 return mark
             yield
 
-    def word(self, ends: str) -> Steps[str]:
-        """Take characters up to the first one of `ends`, which stays. Raises BrokenCallError at the end of the text."""
+    def word(self, ends: str, sink: Sink | None = None) -> Steps[str]:
+        """Take characters up to the first one of `ends`, which stays.
+
+        Raises BrokenCallError at the end of the text; what there was of the word goes to `sink`.
+        """
         n = 0
         while True:
             while n < len(self._rest):
@@ -148,6 +151,8 @@ class Reader:
                     return self.take(n)
                 n += 1
             if self._closed:
+                if sink is not None:
+                    sink(self.take(n))
                 raise BrokenCallError
             yield
 
@@ -231,16 +236,22 @@ class Reader:
         self._call_open = False
 
     def attempt(self, opening: str, script: Steps[None]) -> Steps[bool]:
-        """Run the script of one call, whose `opening` was taken already; False if it was none, and told as text."""
+        """Run the script of one call, whose `opening` was taken already; False if it was none, and told as text.
+
+        A call that was told of when the text ends stays without an end; of a tag that was not whole nothing is told.
+        """
         self._attempt, self._call_open = [opening], False
+        space = self._space
         try:
             yield from script
         except BrokenCallError:
-            text = "".join(self._attempt)
+            if self._call_open and self._closed:
+                self.take(len(self._rest))
+                return False
             if self._call_open:
-                self._told.append(CallBroken(self._n_calls - 1, text))
-            else:
-                self.content(text)
+                self._told.append(CallBroken(self._n_calls - 1))
+                self._space = space
+            self.content("".join(self._attempt))
             return False
         finally:
             self._attempt = None

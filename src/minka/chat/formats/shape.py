@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from minka.chat.formats import lark
 from minka.chat.formats.calls import CallStyle, Tools, expect_loosely, skip_loosely
-from minka.chat.formats.format import Ask, Calls, Parser, ReasoningTags
+from minka.chat.formats.format import Ask, Calls, Parser, PastCall, ReasoningTags
 from minka.chat.formats.reader import Reader, ScriptParser, Steps
 from minka.chat.formats.reasoning import read_reasoning, whole_text
 
@@ -85,6 +85,13 @@ class Shape:
 
     def _text(self, text: str) -> str:
         return lark.marked(text, self.marks)
+
+    def write(self, calls: Sequence[PastCall]) -> str:
+        """See Format."""
+        one_by_one = (
+            f"{self.call_open}{self.call.write(call, index)}{self.call_close}" for index, call in enumerate(calls)
+        )
+        return f"{self.open}{self.separator.join(one_by_one)}{self.close}"
 
     # -- reading -------------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from minka.chat.formats import lark
+from minka.chat.formats.format import json_text
 from minka.chat.formats.reader import BrokenCallError, Reader, Steps
 from minka.chat.formats.schema import TEXT, TYPES, Argument, is_of, resolved
 from minka.grammar.marks import literal
@@ -69,6 +70,12 @@ class ArgumentTags:
             wanted = TEXT if found == first else TYPES - TEXT
         yield from self._read_value(reader, wanted)
 
+    def write(self, name: str, value: object) -> str:
+        """One argument as the model writes it."""
+        if isinstance(value, str):
+            return f"{self.open}{name}{self.between}{value}{self.close}"
+        return f"{self.open}{name}{self.between_json or self.between}{json_text(value)}{self.close}"
+
     def _read_value(self, reader: Reader, types: frozenset[str]) -> Steps[None]:
         if self.between.endswith("\n"):
             yield from reader.match("\n")
@@ -81,7 +88,11 @@ class ArgumentTags:
                 raise BrokenCallError
             reader.arguments('"')
         else:
-            reader.arguments(_json_or_text((yield from reader.text_until(*closes)), types))
+            pieces: list[str] = []
+            if not (yield from reader.until(closes, pieces.append)):
+                reader.arguments("".join(pieces).strip())
+                raise BrokenCallError
+            reader.arguments(_json_or_text("".join(pieces), types))
 
 
 def _json_or_text(text: str, types: frozenset[str]) -> str:
