@@ -278,9 +278,10 @@ def select_template(
     """The template to use: the user's `override` (a built-in name or a source), else the model's, else ChatML.
 
     A model that has only a tool-use template uses it for everything. `legacy` set means `--no-jinja`. Raises UsageError
-    for an `override` that is neither a name nor Jinja: as a template, a misspelt name would be every prompt.
+    for one word that is no name: as a template, a misspelt name would be every prompt.
     """
-    if override and "{" not in override and override not in BUILTIN and legacy is None:
+    is_word = bool(override) and not any(char.isspace() or char == "{" for char in override or "")
+    if override and is_word and override not in BUILTIN and legacy is None:
         near = get_close_matches(override[:64], BUILTIN, 1)
         hint = f"; did you mean {near[0]}?" if near else f"; the names are {', '.join(BUILTIN)}"
         raise UsageError(f"the chat template {override[:64]!r} is no built-in one and no Jinja{hint}")
