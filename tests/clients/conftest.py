@@ -11,6 +11,8 @@ import pytest
 from minka.engine.engine import EngineConfig
 from minka.params import ChatParams, ContextParams, GenerationParams, ModelParams, SamplingParams, ServerParams
 from minka.runtime import Settings, load
+from tests.clients.programs import Play
+from tests.clients.scripted import scripted_runtime
 from tests.server.site import Live
 from tests.tiny_fixtures import TinyModels
 
@@ -34,6 +36,13 @@ def serve() -> Iterator[Serve]:
             return servers.enter_context(Live(load(settings), params))
 
         yield start
+
+
+@pytest.fixture
+def play() -> Iterator[Play]:
+    """Starts servers whose models play parts."""
+    with ExitStack() as servers:
+        yield lambda player: servers.enter_context(Live(scripted_runtime(player)))
 
 
 @pytest.fixture(scope="package")

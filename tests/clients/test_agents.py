@@ -10,14 +10,14 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.clients.page import ADDRESS, CITY, WEATHER, example, requirements
-from tests.clients.scripted import Part, Player, Told, call_of, scripted_runtime, told
+from tests.clients.programs import Play, output_of
+from tests.clients.scripted import Part, Told, call_of, told
 from tests.server.site import Live
 
 pytestmark = [pytest.mark.agents, pytest.mark.timeout(900)]
@@ -39,7 +39,6 @@ SECONDS = 240
 WORD = "quinoa-42"
 
 Install = Callable[[str], Path]
-Play = Callable[[Player], Live]
 
 
 @pytest.fixture(scope="module")
@@ -65,13 +64,6 @@ def install(tmp_path_factory: pytest.TempPathFactory) -> Install:
 
 
 @pytest.fixture
-def play() -> Iterator[Play]:
-    """Starts servers whose models play parts."""
-    with ExitStack() as servers:
-        yield lambda player: servers.enter_context(Live(scripted_runtime(player)))
-
-
-@pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A directory with a file that holds the word."""
     directory = tmp_path / "project"
@@ -81,22 +73,10 @@ def project(tmp_path: Path) -> Path:
 
 
 def run(command: list[str], project: Path, env: Mapping[str, str]) -> str:
-    """What a program prints that runs in a project, with a home of its own and nothing of ours."""
+    """What a program prints that runs in a project."""
     home = project.parent / "home"
     home.mkdir(exist_ok=True)
-    clean = {"PATH": os.environ["PATH"], "HOME": str(home), "NO_PROXY": "*", "CI": "1", **env}
-    made = subprocess.run(
-        command,
-        cwd=project,
-        env=clean,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
-    assert made.returncode == 0, f"{made.stdout[-3000:]}\n{made.stderr[-3000:]}"
-    return made.stdout
+    return output_of(command, project, {"HOME": str(home), "CI": "1", **env}, SECONDS)
 
 
 # -- coding agents -----------------------------------------------------------------------------------------------------

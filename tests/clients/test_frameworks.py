@@ -11,16 +11,15 @@ import os
 import re
 import subprocess
 import venv
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.clients.frameworks import SCRIPTS
 from tests.clients.page import ADDRESS, CITY, WEATHER, example, requirements
-from tests.clients.scripted import Player, Told, call_of, scripted_runtime, told
-from tests.server.site import Live
+from tests.clients.programs import Play, output_of
+from tests.clients.scripted import Told, call_of, told
 
 pytestmark = [pytest.mark.agents, pytest.mark.timeout(900)]
 
@@ -41,7 +40,6 @@ PLAYS = {
 """What the models are told to do, by the names that the scripts know."""
 
 Python = Callable[[str], Path]
-Play = Callable[[Player], Live]
 
 
 @pytest.fixture(scope="module")
@@ -66,29 +64,10 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Python:
     return environment
 
 
-@pytest.fixture
-def play() -> Iterator[Play]:
-    """Starts servers of scripted models."""
-    with ExitStack() as servers:
-        yield lambda player: servers.enter_context(Live(scripted_runtime(player)))
-
-
 def run(command: list[str], home: Path, **env: str) -> str:
-    """What a program prints that has a home of its own and nothing of ours."""
-    clean = {"PATH": os.environ["PATH"], "HOME": str(home), "NO_PROXY": "*", "PYTHONWARNINGS": "ignore"}
+    """What a program prints that has a home of its own."""
     offline = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "HF_HUB_OFFLINE": "1"}
-    made = subprocess.run(
-        command,
-        cwd=home,
-        env=clean | offline | env,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
-    assert made.returncode == 0, f"{made.stdout[-3000:]}\n{made.stderr[-3000:]}"
-    return made.stdout
+    return output_of(command, home, {"HOME": str(home), "PYTHONWARNINGS": "ignore", **offline, **env}, SECONDS)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from minka.engine.memory import MemoryConfig
 from minka.errors import NativeError
 from minka.types import Cancelled, Constraint, Failed, Finished, FinishReason, Job, PromptLogprobs, Thinking, Token
 from tests.engine.rig import Rig, cut_at_stop, drop_some, found_for_sure
-from tests.engine.test_traces import backend, repositioned, traffic
+from tests.engine.test_traces import backend, repositioned, run_group, traffic
 from tests.engine.test_turns import SETS
 from tests.fake_cells import kind_of
 from tests.fake_constraints import FakeConstraints, FakeMatcher
@@ -137,10 +137,4 @@ def check_probabilities(rig: Rig, job: Job) -> None:
 
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_every_finished_job_has_the_text_it_has_alone(group: int) -> None:
-    per_group = N_TRACES // GROUPS
-    for seed in range(group * per_group, (group + 1) * per_group):
-        try:
-            run_trace(seed)
-        except BaseException as error:
-            error.add_note(f"trace {seed}: run_trace({seed}) shows it again")
-            raise
+    run_group(run_trace, group, N_TRACES // GROUPS)

@@ -16,7 +16,8 @@ from minka.errors import NativeError, RequestError, UnavailableError
 from minka.grammar.bodies import gbnf, json_schema, lark, regex, source
 from minka.grammar.compiler import Grammars
 from minka.grammar.jail import Jail
-from minka.grammar.matcher import GrammarMatcher, forbid
+from minka.grammar.masks import forbid
+from minka.grammar.matcher import GrammarMatcher
 from minka.types import Constraint, Matcher
 from tests.fake_vocab import EOS, FakeVocab, tokens_of
 from tests.grammar.matching import GRAMMARS, allowed, started
@@ -103,13 +104,15 @@ def test_matchers_of_one_grammar_do_not_share_their_place() -> None:
     assert allowed(other) == [ord("a")]
 
 
-def test_masks_can_be_computed_together() -> None:
-    matchers = [started(source(f'"{char}"')) for char in "abc"]
-    GRAMMARS.prepare(matchers)
+@pytest.mark.parametrize("n_workers", [1, 3])
+def test_masks_can_be_computed_together(n_workers: int) -> None:
+    grammars = Grammars(FakeVocab(), n_workers)
+    matchers = [started(source(f'"{char}"'), grammars) for char in "abc"]
+    grammars.prepare(matchers)
     assert [allowed(matcher) for matcher in matchers] == [[97], [98], [99]]
     for matcher, char in zip(matchers, b"abc", strict=True):
         matcher.accept(char)
-    GRAMMARS.prepare(matchers[:1])
+    grammars.prepare(matchers[:1])
     assert all(matcher.finished for matcher in matchers)
 
 

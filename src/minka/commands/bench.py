@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from minka.commands.arguments import parse_bool
 from minka.commands.bench_serve import configure_serve, run_serve
 from minka.commands.command import Command
-from minka.commands.llama_flags import ListDevices
+from minka.commands.llama_flags import add_list_devices
 from minka.commands.meter import Meter
 from minka.errors import UsageError
 from minka.params import (
@@ -121,7 +121,7 @@ def _add_options(parser: ArgumentParser) -> None:
     group.add_argument("--prio", type=int, default=0, metavar="-1..3", help="priority of the process (default: 0)")
     text = "how to spread over NUMA nodes"
     group.add_argument("--numa", choices=NUMA_MODES, metavar="|".join(NUMA_MODES), help=text)
-    group.add_argument("--list-devices", action=ListDevices)
+    add_list_devices(group)
     group.add_argument("-rpc", "--rpc", metavar="HOSTS", help="RPC servers to use as devices")
     text = "Hugging Face access token (env: HF_TOKEN)"
     group.add_argument("-hft", "--hf-token", metavar="TOKEN", help=text)

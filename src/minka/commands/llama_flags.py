@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from minka.commands.placement import device_list
 from minka.errors import UsageError
@@ -63,34 +63,25 @@ class Refuse(argparse.Action):
             raise UsageError(f"{option_string} is a llama.cpp flag that {self.foreign.note}")
 
 
-class ListDevices(argparse.Action):
-    """Print the devices, and nothing else is done."""
+class _Aside(argparse.Action):
+    """Print what `made` makes, and end as --help does: nothing else is done."""
 
-    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
-        text = "list the devices and exit"
-        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, help=text)
-
-    def __call__(
-        self, parser: ArgumentParser, namespace: Namespace, values: object, option_string: str | None = None
-    ) -> None:
-        """Print, and end as --help does."""
-        print(device_list())
-        parser.exit()
-
-
-class _BashCompletion(argparse.Action):
-    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
-        text = "print a script that completes the flags of all commands in bash"
-        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, help=text)
+    def __init__(self, option_strings: Sequence[str], dest: str, made: Callable[[], str], help: str) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, help=help)
+        self._made = made
 
     def __call__(
         self, parser: ArgumentParser, namespace: Namespace, values: object, option_string: str | None = None
     ) -> None:
-        """Print, and end as --help does."""
-        from minka.commands.bash_completion import script
-
-        print(script())
+        """Print and end."""
+        print(self._made())
         parser.exit()
+
+
+def _bash_script() -> str:
+    from minka.commands.bash_completion import script
+
+    return script()
 
 
 def add_llama_server(parser: ArgumentParser) -> None:
@@ -148,7 +139,13 @@ def _add_asides(parser: ArgumentParser) -> None:
         return
     parser.add_argument("--usage", action="help", help=argparse.SUPPRESS)
     parser.add_argument("--version", action="version", version=f"minka {VERSION}", help="print the version")
-    parser.add_argument("--completion-bash", action=_BashCompletion)
+    text = "print a script that completes the flags of all commands in bash"
+    parser.add_argument("--completion-bash", action=_Aside, made=_bash_script, help=text)
     title = GROUPS[HardwareParams]
     group = next((group for group in parser._action_groups if group.title == title), parser)
-    group.add_argument("--list-devices", action=ListDevices)
+    add_list_devices(group)
+
+
+def add_list_devices(group: argparse._ActionsContainer) -> None:
+    """The flag that lists the devices."""
+    group.add_argument("--list-devices", action=_Aside, made=device_list, help="list the devices and exit")

@@ -14,6 +14,7 @@ from llguidance import LLMatcher
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from numpy.typing import NDArray
 
+from minka.grammar.masks import allow_only
 from minka.types import Matcher
 
 MAX_CLOSING = 600
@@ -27,7 +28,12 @@ _CLOSERS = (b'"', b"}", b"]", b",", b":", b"0", b"[", b"{", b"-", b"e", b"a")
 
 
 class Closable(Matcher, Protocol):
-    """A matcher that knows how its text can end."""
+    """A matcher that knows how its text can end, and leaves it to others to bring that about."""
+
+    @property
+    def closed(self) -> bool:
+        """See Matcher."""
+        return False
 
     def closing(self, ahead: Sequence[int] = ()) -> list[int] | None:
         """Tokens that lead to the end from here, beginning with `ahead`; none if the text may end here, None if
@@ -89,9 +95,7 @@ class ClosingWatch:
     def apply(self, logits: NDArray[np.float32]) -> None:
         """See Matcher."""
         if self._end:
-            kept = logits[self._end[0]]
-            logits.fill(-np.inf)
-            logits[self._end[0]] = kept
+            allow_only(logits, self._end[0])
         else:
             self.inner.apply(logits)
 

@@ -33,6 +33,9 @@ CACHE_SIZE = 600
 CACHE_BYTES = 1_500_000
 """Source text of all kept grammars together; compiled, a large one takes 130 times its source."""
 
+WORKERS = min(8, (os.cpu_count() or 1) // 2)
+"""Threads that compute masks."""
+
 MAX_LATE = 20_000
 """Characters of a grammar that the engine's thread may compile again if it is not kept any more: some 300 ms."""
 
@@ -40,8 +43,10 @@ MAX_LATE = 20_000
 class Grammars:
     """Implements `minka.types.Constraints` for one model. `compile` may be called from any thread."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, n_workers: int = WORKERS) -> None:
+        """Masks of several texts are computed by `n_workers` threads, from 2 on."""
         self._tokenizer = tokenizer
+        self._n_workers = n_workers
         self._lock = threading.Lock()
         self._jail = Jail()
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
@@ -52,7 +57,7 @@ class Grammars:
 
     @cached_property
     def _executor(self) -> LLExecutor:
-        return LLExecutor(max(1, min(8, (os.cpu_count() or 1) // 2)))
+        return LLExecutor(self._n_workers)
 
     def compile(self, constraint: Constraint, *, param: str = "grammar") -> None:
         """Make sure that the constraint can be started. Raises RequestError, which names `param`, if it cannot.
@@ -84,9 +89,10 @@ class Grammars:
     def prepare(self, matchers: Sequence[Matcher]) -> None:
         """See Constraints."""
         stale = [m for m in map(_grammar_of, matchers) if m is not None and not m.is_fresh]
-        if len(stale) == 1:
-            stale[0].fill()
-        if len(stale) < 2:
+        if len(stale) < 2 or self._n_workers < 2:
+            # A single worker would only be another thread, beside those of the decode that wait for the next one.
+            for matcher in stale:
+                matcher.fill()
             return
         masks = allocate_token_bitmask(len(stale), self._vocabulary.native.vocab_size)
         fill_next_token_bitmask_par(self._executor, [(m.native, row) for row, m in enumerate(stale)], masks)

@@ -74,8 +74,8 @@ def patterns_problem(triggers: Triggers) -> str:
     return ""
 
 
-class LazyMatcher:
-    """Implements `minka.types.Matcher`: none before the trigger, the grammar's after it."""
+class LazyMatcher(Closable):
+    """A matcher that lets anything come before the trigger, the grammar's after it."""
 
     def __init__(
         self,
@@ -135,9 +135,6 @@ class LazyMatcher:
     def end_thinking(self) -> bool:
         """See Matcher."""
         return self.inner is not None and self.inner.end_thinking()
-
-    closed = False
-    """See Matcher."""
 
     def closing(self, ahead: Sequence[int] = ()) -> list[int] | None:
         """See Closable."""

@@ -11,52 +11,15 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from numpy.typing import NDArray
 
 from minka.errors import NativeError, RequestError
-from minka.grammar.closing import closing
+from minka.grammar.closing import Closable, closing
+from minka.grammar.masks import forbid
 
 _TOO_LARGE = ("lexer error", "too many", "too complex", "too big", "max is")
 """What llguidance says at its limits. A token that may not come is an error of other words."""
 
-_NEVER = np.float32(-np.inf)
-_BITS = np.arange(32, dtype=np.int32)
 
-
-def _penalties() -> NDArray[np.float32]:
-    """What to add to the logits of eight tokens, by the byte of the mask that is about them; shape (256, 8)."""
-    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, np.newaxis], axis=1, bitorder="little")
-    return np.where(bits == 1, np.float32(0), _NEVER).astype(np.float32)
-
-
-_PENALTIES = _penalties()
-
-
-def forbid(logits: NDArray[np.float32], mask: NDArray[np.int32]) -> None:
-    """Set the logits to minus infinity where the mask's bit is 0. Shapes (n,) and (n / 32 rounded up,).
-
-    Most masks allow nearly nothing (30 us for 50,000 tokens) or, within a string, nearly all (30 to 70 us). One without
-    any pattern takes 150 us.
-    """
-    some = np.flatnonzero(mask)
-    if len(some) * 8 < len(mask):
-        ids = _allowed(mask, some, len(logits))
-        kept = logits[ids]
-        logits.fill(_NEVER)
-        logits[ids] = kept
-    elif np.count_nonzero(mask != -1) * 2 < len(mask):
-        logits[np.unpackbits(~mask.view(np.uint8), bitorder="little").view(np.bool_)[: len(logits)]] = _NEVER
-    else:
-        logits += _PENALTIES[mask.view(np.uint8)].reshape(-1)[: len(logits)]
-
-
-def _allowed(mask: NDArray[np.int32], words: NDArray[np.intp], n: int) -> NDArray[np.intp]:
-    """The tokens whose bit is set in some words of the mask."""
-    bits = np.unpackbits(mask[words].view(np.uint8), bitorder="little").reshape(-1, 32)
-    ids: NDArray[np.intp] = (words[:, np.newaxis] * 32 + _BITS)[bits == 1]
-    inside: NDArray[np.intp] = ids[ids < n]
-    return inside
-
-
-class GrammarMatcher:
-    """Implements `minka.types.Matcher`."""
+class GrammarMatcher(Closable):
+    """The matcher of a grammar alone."""
 
     def __init__(self, native: LLMatcher, n_vocab: int, closers: Sequence[int] = ()) -> None:
         self.native = native
@@ -110,9 +73,6 @@ class GrammarMatcher:
     def end_thinking(self) -> bool:
         """See Matcher: a grammar knows nothing of reasoning."""
         return False
-
-    closed = False
-    """See Matcher: a grammar ends where it ends."""
 
     def closing(self, ahead: Sequence[int] = ()) -> list[int] | None:
         """See Closable."""

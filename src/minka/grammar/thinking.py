@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 
 from minka.grammar.closing import Closable
 from minka.grammar.lazy import LazyMatcher
+from minka.grammar.masks import allow_only
 from minka.grammar.matcher import GrammarMatcher
 from minka.grammar.utf8 import is_complete
 from minka.types import Matcher, Thinking
 
 
-class ThinkingWatch:
-    """Implements `minka.types.Matcher`. `inner` is the grammar's matcher, None for any text.
+class ThinkingWatch(Closable):
+    """A matcher around another. `inner` is the grammar's matcher, None for any text.
 
     `piece` gives a token's bytes, special ones included; `ending` are the tokens that end the reasoning when it is cut:
     those of the message and of the first end tag.
@@ -49,9 +50,7 @@ class ThinkingWatch:
     def apply(self, logits: NDArray[np.float32]) -> None:
         """See Matcher."""
         if self._left:
-            kept = logits[self._left[0]]
-            logits.fill(-np.inf)
-            logits[self._left[0]] = kept
+            allow_only(logits, self._left[0])
         elif self.inner is not None:
             self.inner.apply(logits)
 
@@ -95,9 +94,6 @@ class ThinkingWatch:
         self._cut = True
         self._decide()
         return True
-
-    closed = False
-    """See Matcher."""
 
     def closing(self, ahead: Sequence[int] = ()) -> list[int] | None:
         """See Closable: the reasoning ends first."""
