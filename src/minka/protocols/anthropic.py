@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from minka.errors import MinkaError
 from minka.protocols.answer import Answer
 from minka.protocols.anthropic_events import Blocks
-from minka.protocols.anthropic_request import Asked, decode_request
+from minka.protocols.anthropic_request import TAKEN, Asked, decode_request
 from minka.protocols.anthropic_threads import Thread, ThreadLostError, resumed
 from minka.protocols.body import JsonObject, new_id
 from minka.protocols.chat_body import chat_tokens
@@ -257,6 +257,7 @@ ROUTES = (
             usage=_USAGE,
         ),
         wire=ANTHROPIC,
+        aside=TAKEN,
     ),
     Computed(
         ("/v1/messages/count_tokens",),

@@ -18,7 +18,7 @@ from minka.params import json_type
 from minka.protocols.body import JsonObject
 from minka.protocols.turn import Turn, turn_of
 
-_OWN = frozenset(
+TAKEN = frozenset(
     {
         "betas", "cache_control", "container", "context_management", "diagnostics", "inference_geo", "max_tokens",
         "mcp_servers", "messages", "metadata", "model", "n", "n_cmpl", "n_predict", "max_completion_tokens",
@@ -57,7 +57,7 @@ def decode_request(body: JsonObject, *, counting: bool = False) -> Asked:
 
     Raises RequestError with the path of what is wrong, as in `messages.0.content.1`.
     """
-    chat: dict[str, object] = {name: value for name, value in body.items() if name not in _OWN}
+    chat: dict[str, object] = {name: value for name, value in body.items() if name not in TAKEN}
     chat["messages"] = [*_system(body.get("system")), *_messages(body.get("messages"))]
     tools = _tools(body.get("tools"))
     if tools:

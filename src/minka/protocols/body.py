@@ -47,6 +47,8 @@ STREAM_OPTIONS_FIELD = Field(
     "include_usage: end the stream with an event that has the usage; with continuous_usage_stats as well, every event "
     "has the usage so far",
 )
+READ_BY_ALL = frozenset({"stream_options", "preserved_tokens"})
+"""Fields that `decode_options` reads besides the parameter table's, of whichever route."""
 
 
 def decode_json(raw: bytes) -> JsonObject:

@@ -14,7 +14,7 @@ from minka.protocols.chat_request import ChatRequest, chat_request
 from minka.protocols.exchange import named_frame
 from minka.protocols.measures import logprob_object, progress_members, timings_object
 from minka.protocols.responses_events import Output
-from minka.protocols.responses_request import Asked, decode_request
+from minka.protocols.responses_request import TAKEN, Asked, decode_request
 from minka.protocols.responses_store import Kept
 from minka.protocols.route import Completion, Computed
 from minka.protocols.schema import COUNT, FLAG, NULL, TEXT, Field, either, listed, record, ref, word
@@ -293,6 +293,7 @@ ROUTES = (
             prompt_progress=ref("Progress"),
             timings=ref("Timings"),
         ),
+        aside=TAKEN,
     ),
     Computed(
         ("/v1/responses/input_tokens", "/responses/input_tokens"),

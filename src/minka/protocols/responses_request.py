@@ -18,12 +18,12 @@ from minka.protocols.responses_items import chat_messages
 from minka.protocols.responses_store import Shelf, items_of
 from minka.protocols.responses_tools import Tool, decode_choice, decode_tools
 
-_OWN = frozenset(
+TAKEN = frozenset(
     {
-        "background", "context_management", "conversation", "include", "input", "instructions", "max_completion_tokens",
-        "max_output_tokens", "max_tokens", "max_tool_calls", "messages", "metadata", "moderation", "n", "n_cmpl",
-        "n_predict", "previous_response_id", "prompt", "reasoning", "store", "stream_options", "text", "tool_choice",
-        "tools", "top_logprobs", "truncation", "verbosity",
+        "background", "client_metadata", "context_management", "conversation", "include", "input", "instructions",
+        "max_completion_tokens", "max_output_tokens", "max_tokens", "max_tool_calls", "messages", "metadata",
+        "moderation", "n", "n_cmpl", "n_predict", "previous_response_id", "prompt", "reasoning", "store",
+        "stream_options", "text", "tool_choice", "tools", "top_logprobs", "truncation", "verbosity",
     }
 )  # fmt: skip
 """Fields that are read or left aside here; all others go on to the parameter table."""
@@ -98,7 +98,7 @@ def decode_request(body: JsonObject, shelf: Shelf | None) -> Asked:
 
 def _chat(body: JsonObject, tools: Sequence[Tool]) -> dict[str, object]:
     """The chat request but for its messages and its reasoning."""
-    chat: dict[str, object] = {name: value for name, value in body.items() if name not in _OWN}
+    chat: dict[str, object] = {name: value for name, value in body.items() if name not in TAKEN}
     if tools:
         chat["tools"] = [tool.chat for tool in tools]
     if body.get("parallel_tool_calls") is not None:

@@ -31,6 +31,8 @@ class Completion:
     result: Schema
     chunk: Schema
     wire: Wire = OPENAI
+    aside: frozenset[str] = frozenset()
+    """Fields that it reads, refuses or leaves aside without describing them."""
 
 
 @dataclass(frozen=True, slots=True)

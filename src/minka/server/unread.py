@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import TypeVar
 
 from minka.params import ACCEPTED_FIELDS, UNSUPPORTED_FIELDS, GenerationParams, SamplingParams, rows
-from minka.protocols.body import JsonObject
+from minka.protocols.body import READ_BY_ALL, JsonObject
 from minka.protocols.route import Completion, Embedding, Prefill, Route
 from minka.protocols.served import Served
 
@@ -24,16 +24,6 @@ _MAX_TOLD = 256
 """Fields that are told of, of all routes together: what clients invent must not fill the log."""
 _MAX_NAME = 64
 
-_UNDESCRIBED = frozenset(
-    {
-        "betas", "cache_control", "container", "context_management", "inference_geo", "mcp_servers", "speed",
-        "diagnostics", "user_profile_id", "workspace_id",
-        "client_metadata", "conversation", "max_tool_calls", "moderation", "prompt",
-        "preserved_tokens", "reasoning_budget_tokens", "stream_options", "thinking_budget_tokens",
-    }
-)  # fmt: skip
-"""What some completion routes read, refuse or accept without describing it: Anthropic's, Responses', llama-server's."""
-
 
 def known_fields(route: Route) -> frozenset[str]:
     """The names of all fields that a route reads, refuses by name, or accepts without effect."""
@@ -42,7 +32,7 @@ def known_fields(route: Route) -> frozenset[str]:
         own |= {
             name for params in (SamplingParams, GenerationParams) for row in rows(params) for name in row.param.http
         }
-        own |= UNSUPPORTED_FIELDS.keys() | _UNDESCRIBED
+        own |= UNSUPPORTED_FIELDS.keys() | READ_BY_ALL | route.aside
     return frozenset(own | ACCEPTED_FIELDS.keys())
 
 
