@@ -35,6 +35,9 @@ class Closable(Matcher, Protocol):
         """See Matcher."""
         return False
 
+    def fits(self, tokens: Sequence[int]) -> bool:
+        """Whether these tokens may come next, in this order. Changes nothing."""
+
     def closing(self, ahead: Sequence[int] = ()) -> list[int] | None:
         """Tokens that lead to the end from here, beginning with `ahead`; none if the text may end here, None if
         no end is known. Changes nothing."""

@@ -136,6 +136,10 @@ class LazyMatcher(Closable):
         """See Matcher."""
         return self.inner is not None and self.inner.end_thinking()
 
+    def fits(self, tokens: Sequence[int]) -> bool:
+        """See Closable: before the trigger anything does."""
+        return self.inner is None or self.inner.fits(tokens)
+
     def closing(self, ahead: Sequence[int] = ()) -> list[int] | None:
         """See Closable."""
         return self.inner.closing(ahead) if self.inner is not None else []

@@ -62,7 +62,7 @@ class GrammarMatcher(Closable):
             raise NativeError(f"token {token} does not match the grammar")
 
     def fits(self, tokens: Sequence[int]) -> bool:
-        """Whether these tokens may come next, in this order. Changes nothing."""
+        """See Closable."""
         return self.native.validate_tokens(list(tokens)) == len(tokens)
 
     @property

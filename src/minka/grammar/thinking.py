@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from minka.grammar.closing import Closable
 from minka.grammar.lazy import LazyMatcher
 from minka.grammar.masks import allow_only
-from minka.grammar.matcher import GrammarMatcher
 from minka.grammar.utf8 import is_complete
-from minka.types import Matcher, Thinking
+from minka.types import Thinking
 
 
 class ThinkingWatch(Closable):
@@ -95,6 +94,10 @@ class ThinkingWatch(Closable):
         self._decide()
         return True
 
+    def fits(self, tokens: Sequence[int]) -> bool:
+        """See Closable."""
+        return self.inner is None or self.inner.fits(tokens)
+
     def closing(self, ahead: Sequence[int] = ()) -> list[int] | None:
         """See Closable: the reasoning ends first."""
         if self.inner is None:
@@ -115,11 +118,7 @@ class ThinkingWatch(Closable):
 
     def _may_end(self) -> bool:
         """Whether the reasoning can be ended here: no character is cut in half by it, and the grammar allows it."""
-        inner: Matcher | None = self.inner
-        while isinstance(inner, LazyMatcher):
-            inner = inner.inner
-        fits = not isinstance(inner, GrammarMatcher) or inner.fits(self._ending)
-        return is_complete(self._tail) and fits
+        return is_complete(self._tail) and self.fits(self._ending)
 
     def _read(self, piece: bytes) -> None:
         """Look for tags in what is new. A tag may be one token, several, or a part of one."""

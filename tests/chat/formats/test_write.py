@@ -74,11 +74,9 @@ NUMBERED = {"command-a", "command-r7b"}
 """Their ids are numbers, which a client's are not, so they are left out; a model has to write them."""
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", [name for name, case in EVERY.items() if case.format.name not in NUMBERED])
 def test_a_past_call_is_what_the_grammar_lets_a_model_write(name: str) -> None:
     format = EVERY[name].format
-    if format.name in NUMBERED:
-        pytest.skip("its ids are numbers")
     call = PastCall("get_weather", {"city": "Zürich", "days": 3, "tags": ["a", "b"]}, "abcdef123")
     text = format.write([call]).removeprefix(">>>" if format.name == "functionary-v3.2" else "")
     assert accepts(format, ASK, text)
