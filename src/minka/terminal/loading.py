@@ -42,13 +42,13 @@ def _interrupts() -> Iterator[Callable[[], None]]:
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
         return
-    pressed = threading.Event()
+    pressed: list[int] = []  # no Event: a second signal while the first sets it would wait for its lock for ever
 
     def check() -> None:
-        if pressed.is_set():
+        if pressed:
             raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGINT, lambda _number, _frame: pressed.set())
+    before = signal.signal(signal.SIGINT, lambda number, _frame: pressed.append(number))
     try:
         yield check
     finally:
