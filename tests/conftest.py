@@ -13,9 +13,11 @@ import pytest
 from tests.fakes import FakeBackend
 from tests.tiny_fixtures import tiny_models
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A job in the background of a shell ignores Ctrl-C, and so would everything that the tests start and interrupt.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A job in the background of a shell ignores Ctrl-C, one under nohup the end of its terminal, and so would everything
+# that the tests start and signal.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 __all__ = ["demo_model", "fake_backend", "tiny_models"]
 

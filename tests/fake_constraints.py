@@ -35,7 +35,7 @@ class FakeMatcher:
         self._end = constraint.thinking.ends[0].encode() if constraint.thinking else b""
         self._thought = b""
         self.seen: list[int] = []
-        self.prepared = 0
+        self.n_applied = 0
         self._thinks = constraint.thinking is not None
         self._closing: bytes | None = None
 
@@ -48,6 +48,7 @@ class FakeMatcher:
         return ANY if self._pattern[:1] == b"?" else self._pattern[:1]
 
     def apply(self, logits: Logits) -> None:
+        self.n_applied += 1
         allowed = self._allowed()
         if allowed is None:
             return
@@ -55,6 +56,10 @@ class FakeMatcher:
         kept = logits[ids].copy()
         logits[:] = -np.inf
         logits[ids] = kept
+
+    def allows(self, token: int) -> bool:
+        allowed = self._allowed()
+        return allowed is None or token in (list(allowed) or [EOS])
 
     def forced(self) -> Sequence[int]:
         if self._thinks:
@@ -100,16 +105,9 @@ class FakeConstraints:
 
     def __init__(self) -> None:
         self.matchers: list[FakeMatcher] = []
-        self.n_prepared = 0
 
     def start(self, constraint: Constraint, room: int = -1) -> Matcher:
         if constraint.grammar == BAD:
             raise RequestError("the grammar does not compile", param="grammar")
         self.matchers.append(FakeMatcher(constraint, room))
         return self.matchers[-1]
-
-    def prepare(self, matchers: Sequence[Matcher]) -> None:
-        for matcher in matchers:
-            if matcher not in self.matchers:
-                raise Misuse("a matcher of somebody else was prepared")
-        self.n_prepared += 1

@@ -494,17 +494,20 @@ class FakeSampler:
         self.closed = False
 
     def sample(self, row: int) -> int:
+        token = self.guess(row)
+        self.said.append(token)
+        return token
+
+    def guess(self, row: int) -> int:
         self._open()
-        logits = self._backend.logits(row)
+        logits = self._backend.logits(row).copy()
         for token, bias in self._params.logit_bias:
             logits[token] += bias
         if self._params.ignore_eos:
             logits[self._backend.vocab.eos] = -np.inf
         if not np.isfinite(logits.max()):
             raise NativeError("the fake model computed no usable logits")
-        token = self._pick(logits)
-        self.said.append(token)
-        return token
+        return self._pick(logits)
 
     def _pick(self, logits: Logits) -> int:
         if self._params.temperature <= 0:

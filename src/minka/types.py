@@ -425,6 +425,9 @@ class Matcher(Protocol):
         """Set the logits of all tokens that must not come next to minus infinity; shape (n_vocab,), in place.
         Raises RequestError for a grammar that cannot be followed any further."""
 
+    def allows(self, token: int) -> bool:
+        """Whether `apply` would leave this token, told much sooner. False once the text is over. Changes nothing."""
+
     def forced(self) -> Sequence[int]:
         """The tokens that have to come next because nothing else may; often none. Changes nothing.
 
@@ -452,9 +455,6 @@ class Constraints(Protocol):
     def start(self, constraint: Constraint, room: int = -1) -> Matcher:
         """A matcher at the text's beginning, which closes it in time for a `room` of tokens unless that is -1.
         Raises RequestError for a grammar that cannot be compiled."""
-
-    def prepare(self, matchers: Sequence[Matcher]) -> None:
-        """Compute what the next `apply` of each of them needs, all together. Needed by none, only faster."""
 
 
 class Tokenizer(Protocol):

@@ -183,12 +183,22 @@ def test_the_same_text_alone_and_among_others(guided: Rigs, deterministic: bool)
     assert {r.inbox.text(run.id) for run in many} == {r.inbox.text("solo")}
 
 
-def test_masks_of_the_next_step_are_prepared_together(guided: Rigs) -> None:
+def test_only_a_token_that_may_not_come_is_picked_again(guided: Rigs) -> None:
+    """What the model would write anyway costs no mask."""
     r = guided()
+    r.run(job("free", "say it", 1))
+    own = r.inbox.text("free")
+    r.run(bound("fits", grammar=own), bound("other", grammar="?"))
     constraints = r.loop._constraints
     assert isinstance(constraints, FakeConstraints)
-    r.run(bound("a", grammar="????"), bound("b", grammar="????"))
-    assert constraints.n_prepared == 3  # after each step but the last, for both
+    assert [matcher.n_applied for matcher in constraints.matchers] == [0, 1]
+    assert (r.inbox.text("fits"), r.inbox.text("other") in ANY.decode()) == (own, True)
+
+
+def test_each_token_is_accepted_once_whether_picked_again_or_not(guided: Rigs) -> None:
+    r = guided()
+    r.run(bound("a", sampling=SamplingParams(temperature=1.5)))
+    assert r.backend.samplers[-1].said == [*b"say it", *r.inbox.text("a").encode()]
 
 
 def test_a_grammar_that_fails_ends_its_job_only(guided: Rigs) -> None:

@@ -21,7 +21,7 @@ from minka.errors import MinkaError, NativeError, UnavailableError
 from minka.types import Constraint, EmbedJob, Job
 from tests.engine.rig import job
 from tests.engine.test_engine import Ends
-from tests.fake_constraints import FakeConstraints
+from tests.fake_constraints import FakeConstraints, FakeMatcher
 from tests.fake_embedder import FakeEmbedder
 from tests.fakes import WAIT, FakeBackend, FakeSampler
 
@@ -30,9 +30,10 @@ OF_BACKEND = (
     *("length", "extract", "insert", "save", "restore", "load_adapter", "unload_adapter", "portable", "adopt"),
 )
 OF_OTHERS = (
-    *((FakeSampler, name) for name in ("sample", "accept", "close", "candidates")),
+    *((FakeSampler, name) for name in ("sample", "guess", "accept", "close", "candidates")),
     *((FakeEmbedder, name) for name in ("grow", "compute", "drop")),
-    *((FakeConstraints, name) for name in ("start", "prepare")),
+    (FakeConstraints, "start"),
+    *((FakeMatcher, name) for name in ("allows", "apply", "forced", "accept")),
 )
 PARTS = [*((FakeBackend, name) for name in OF_BACKEND), *OF_OTHERS]
 FAULTS = (

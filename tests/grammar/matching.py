@@ -25,10 +25,13 @@ def started(grammar: str, grammars: Grammars = GRAMMARS) -> Matcher:
 
 
 def allowed(matcher: Matcher, n_vocab: int = 259) -> list[int]:
-    """The tokens that may come next."""
+    """The tokens that may come next: what the matcher leaves, and says of each."""
+    told = [token for token in range(n_vocab) if matcher.allows(token)]
     logits = np.zeros(n_vocab, np.float32)
     matcher.apply(logits)
-    return [int(token) for token in np.flatnonzero(np.isfinite(logits))]
+    left = [int(token) for token in np.flatnonzero(np.isfinite(logits))]
+    assert matcher.finished or told == left, "the matcher tells otherwise than it does"
+    return left
 
 
 def accepts(grammar: str, text: str | bytes, grammars: Grammars = GRAMMARS) -> bool:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from minka.errors import NativeError, RequestError
 from minka.native import samplers
 from minka.native.context import Context
+from minka.native.library import library
 from minka.native.model import Model
 from minka.native.samplers import CONSTRUCTORS, Chain, Greedy, picks_maximum
 from minka.params import DEFAULT_SAMPLERS, SAMPLERS, ContextParams, SamplingParams, rows
@@ -202,6 +203,59 @@ def test_dry_takes_any_sequence_breakers(context: Context) -> None:
         assert len(text(context, params, n=5)) == 5
 
 
+# -- guesses -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        GREEDY,
+        HOT,
+        SamplingParams(),
+        SamplingParams(post_sampling_probs=True, n_probs=3),
+        SamplingParams(presence_penalty=1.0, dry_multiplier=0.5),
+        SamplingParams(mirostat=1),
+        SamplingParams(mirostat=2),
+        SamplingParams(xtc_probability=1.0, xtc_threshold=0.001),
+    ],
+)
+def test_a_guess_that_is_accepted_is_a_sample(context: Context, params: SamplingParams) -> None:
+    row = row_after(context)
+    with closing(context.sampler(params, 7)) as one, closing(context.sampler(params, 7)) as other:
+        for _ in range(50):
+            token = one.guess(row)
+            one.accept([token])
+            assert token == other.sample(row)
+
+
+@pytest.mark.parametrize("params", [HOT, SamplingParams(), SamplingParams(xtc_probability=0.5, xtc_threshold=0.001)])
+def test_a_sample_is_what_libllama_picks_by_itself(context: Context, params: SamplingParams) -> None:
+    row, slow = row_after(context), library().slow
+    with closing(context.sampler(params, 7)) as one, closing(context.sampler(params, 7)) as other:
+        assert isinstance(other, Chain)
+        for _ in range(50):
+            assert one.sample(row) == slow.llama_sampler_sample(other._chain, context.pointer, row)
+
+
+def test_a_guess_changes_no_logits(context: Context) -> None:
+    """What it is followed by is another pick from the same row."""
+    bias = ((444, 3.0), (5, float("-inf")))
+    for params in (replace(GREEDY, logit_bias=bias), replace(HOT, logit_bias=bias)):
+        row = row_after(context)
+        before = context.logits(row).copy()
+        with closing(context.sampler(params, 0)) as sampler:
+            sampler.guess(row)
+            sampler.sample(row)
+        assert (context.logits(row) == before).all()
+
+
+def test_a_guess_that_is_not_accepted_does_not_count_as_said(context: Context) -> None:
+    params = SamplingParams(temperature=0.0, presence_penalty=100.0)
+    row = row_after(context)
+    with closing(context.sampler(params, 0)) as sampler:
+        assert sampler.guess(row) == sampler.guess(row) == sampler.sample(row) != sampler.sample(row)
+
+
 # -- biases ------------------------------------------------------------------------------------------------------------
 
 
@@ -252,7 +306,15 @@ def test_candidates_are_what_the_chain_left(context: Context) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{}, {"mirostat": 1}, {"mirostat": 2}, {"samplers": ("adaptive_p",)}, {"temperature": 0.0}]
+    "change",
+    [
+        {},
+        {"mirostat": 1},
+        {"mirostat": 2},
+        {"samplers": ("adaptive_p",)},
+        {"temperature": 0.0},
+        {"xtc_probability": 1.0, "xtc_threshold": 0.001},  # it leaves the array's end
+    ],
 )
 def test_the_chosen_token_is_among_the_candidates(context: Context, change: dict[str, object]) -> None:
     row = row_after(context)

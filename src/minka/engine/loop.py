@@ -104,7 +104,6 @@ class Loop:
         for grant, row in rows:
             self._advance(self._slots[grant.slot], grant.n, row)
         self._outbox.send()
-        self._prepare()
         self._stepped = self._clock()
         return bool(rows)
 
@@ -126,14 +125,6 @@ class Loop:
     def stride(self) -> int:
         """Steps from one of a running stream's to its next."""
         return self._scheduler.speed.stride
-
-    def _prepare(self) -> None:
-        """Compute what may come next in constrained texts, while others read what came."""
-        if self._constraints is None:
-            return
-        runs = [slot.run for slot in self._slots if slot.run is not None and slot.generating]
-        if matchers := [run.matcher for run in runs if run.matcher is not None]:
-            self._constraints.prepare(matchers)
 
     def _drop_late(self) -> None:
         """End runs whose time is over. Those that generate end by themselves, with their next token."""

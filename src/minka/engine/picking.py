@@ -1,19 +1,19 @@
-"""The next token of a run: its logits row, what its constraint allows, and what its sampler picks of that.
+"""The next token of a run: its logits row, what its sampler picks of it, and what its constraint says of that.
 
-A constraint works on the row in place, in front of the sampler, so it goes with every sampler and its parameters.
+The sampler picks from the whole row first, and what the constraint allows stands, which is told in microseconds and
+true of most tokens. Only for another is everything that may not come forbidden in the row, and picked from what is
+left. Without truncation that is the same as sampling from what is allowed; with truncation it is how llama.cpp samples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from minka.engine.logprobs import Distribution, after_sampling
 from minka.engine.slot import Run
 from minka.errors import NativeError, RequestError
-from minka.native.protocol import Backend
-from minka.types import TokenLogprobs
+from minka.native.protocol import Backend, Sampler
+from minka.types import Matcher, TokenLogprobs
 
 MAX_FORCED = 16
 """Tokens that a grammar may append in one step: more would make a running stream wait for them."""
@@ -28,22 +28,28 @@ def pick(run: Run, row: int, backend: Backend) -> tuple[int, TokenLogprobs | Non
     assert run.sampler is not None, "a run in a slot has a sampler"
     wanted = run.job.sampling
     before = Distribution(backend.logits(row), wanted.n_probs) if _wants_before(run) else None
-    if run.matcher is not None:
-        run.matcher.apply(backend.logits(row))
-    try:
-        token = run.sampler.sample(row)
-    except NativeError:
-        broken = not (backend.logits(row) < np.inf).all()  # NaN too: then it was not the grammar
-        if run.matcher is None or broken:
-            raise
-        raise RequestError("the grammar and the other sampling parameters leave no token that may come next") from None
-    if run.matcher is not None:
-        run.matcher.accept(token)
+    token = run.sampler.sample(row) if run.matcher is None else _allowed(run.sampler, run.matcher, row, backend)
     if before is not None:
         return token, before.of(token, backend.vocab)
     if wanted.n_probs:
         return token, after_sampling(token, run.sampler.candidates(), wanted.n_probs, backend.vocab)
     return token, None
+
+
+def _allowed(sampler: Sampler, matcher: Matcher, row: int, backend: Backend) -> int:
+    """Pick a token that the constraint allows, and go on with both by it."""
+    token = sampler.guess(row)
+    if matcher.allows(token):
+        sampler.accept([token])
+    else:
+        matcher.apply(backend.logits(row))
+        try:
+            token = sampler.sample(row)
+        except NativeError:
+            message = "the grammar and the other sampling parameters leave no token that may come next"
+            raise RequestError(message) from None
+    matcher.accept(token)
+    return token
 
 
 def _wants_before(run: Run) -> bool:

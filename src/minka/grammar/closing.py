@@ -102,6 +102,10 @@ class ClosingWatch:
         else:
             self.inner.apply(logits)
 
+    def allows(self, token: int) -> bool:
+        """See Matcher."""
+        return token == self._end[0] if self._end else self.inner.allows(token)
+
     def forced(self) -> Sequence[int]:
         """See Matcher."""
         return self._end or self.inner.forced()

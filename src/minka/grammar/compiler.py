@@ -5,14 +5,11 @@ Compiling is for a worker thread; starting is for the engine's.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
 from functools import cached_property
 
-from llguidance import LLExecutor, LLMatcher
-from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask_par
+from llguidance import LLMatcher
 
 from minka.errors import RequestError, UnavailableError
 from minka.grammar.closing import Closable, ClosingWatch
@@ -33,9 +30,6 @@ CACHE_SIZE = 600
 CACHE_BYTES = 1_500_000
 """Source text of all kept grammars together; compiled, a large one takes 130 times its source."""
 
-WORKERS = min(8, (os.cpu_count() or 1) // 2)
-"""Threads that compute masks."""
-
 MAX_LATE = 20_000
 """Characters of a grammar that the engine's thread may compile again if it is not kept any more: some 300 ms."""
 
@@ -43,10 +37,8 @@ MAX_LATE = 20_000
 class Grammars:
     """Implements `minka.types.Constraints` for one model. `compile` may be called from any thread."""
 
-    def __init__(self, tokenizer: Tokenizer, n_workers: int = WORKERS) -> None:
-        """Masks of several texts are computed by `n_workers` threads, from 2 on."""
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._n_workers = n_workers
         self._lock = threading.Lock()
         self._jail = Jail()
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
@@ -54,10 +46,6 @@ class Grammars:
     @cached_property
     def _vocabulary(self) -> Vocabulary:
         return Vocabulary(self._tokenizer)
-
-    @cached_property
-    def _executor(self) -> LLExecutor:
-        return LLExecutor(self._n_workers)
 
     def compile(self, constraint: Constraint, *, param: str = "grammar") -> None:
         """Make sure that the constraint can be started. Raises RequestError, which names `param`, if it cannot.
@@ -85,20 +73,6 @@ class Grammars:
         if matcher is None:
             raise RequestError("the constraint asks for nothing")
         return matcher
-
-    def prepare(self, matchers: Sequence[Matcher]) -> None:
-        """See Constraints."""
-        stale = [m for m in map(_grammar_of, matchers) if m is not None and not m.is_fresh]
-        if len(stale) < 2 or self._n_workers < 2:
-            # A single worker would only be another thread, beside those of the decode that wait for the next one.
-            for matcher in stale:
-                matcher.fill()
-            return
-        masks = allocate_token_bitmask(len(stale), self._vocabulary.native.vocab_size)
-        fill_next_token_bitmask_par(self._executor, [(m.native, row) for row, m in enumerate(stale)], masks)
-        for row, matcher in enumerate(stale):
-            matcher.mask = masks[row : row + 1]
-            matcher.is_fresh = True
 
     def _matcher(self, source: str) -> GrammarMatcher:
         if len(source) > MAX_LATE and source not in self._kept:
@@ -159,12 +133,3 @@ class Grammars:
 
     def _ending(self, thinking: Thinking) -> list[int]:
         return self._vocabulary.tokens(thinking.message + thinking.ends[0], parse_special=True)
-
-
-def _grammar_of(matcher: Matcher) -> GrammarMatcher | None:
-    """The grammar at work inside of a matcher, if there is one."""
-    while isinstance(matcher, ThinkingWatch | LazyMatcher | ClosingWatch):
-        if matcher.inner is None:
-            return None
-        matcher = matcher.inner
-    return matcher if isinstance(matcher, GrammarMatcher) else None

@@ -95,6 +95,10 @@ class LazyMatcher(Closable):
         if self.inner is not None:
             self.inner.apply(logits)
 
+    def allows(self, token: int) -> bool:
+        """See Matcher."""
+        return self.inner is None or self.inner.allows(token)
+
     def forced(self) -> Sequence[int]:
         """See Matcher."""
         return self.inner.forced() if self.inner is not None else ()

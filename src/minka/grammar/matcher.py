@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,38 +23,32 @@ class GrammarMatcher(Closable):
     def __init__(self, native: LLMatcher, n_vocab: int, closers: Sequence[int] = ()) -> None:
         self.native = native
         self._n_vocab, self._closers = n_vocab, closers
-        self.mask: NDArray[np.int32] = allocate_token_bitmask(1, n_vocab)
+        self._mask: NDArray[np.int32] = allocate_token_bitmask(1, n_vocab)
         """One bit a token, set where it may come next; shape (1, n_vocab / 32 rounded up)."""
-        self.is_fresh = False
-        """Whether `mask` is the one of the text as it is now."""
-        self._forced: deque[int] | None = None
+        self._forced: Sequence[int] | None = None
         """What is forced next, None if nobody looked: finding it takes as long as it is."""
-
-    def fill(self) -> None:
-        """Compute the mask of the text as it is now."""
-        fill_next_token_bitmask(self.native, self.mask)
-        self.is_fresh = True
 
     def apply(self, logits: NDArray[np.float32]) -> None:
         """See Matcher. Raises RequestError if the grammar has become too large to follow."""
-        if not self.is_fresh:
-            self.fill()
+        fill_next_token_bitmask(self.native, self._mask)
         self._check()
-        forbid(logits, self.mask[0])
+        forbid(logits, self._mask[0])
+
+    def allows(self, token: int) -> bool:
+        """See Matcher."""
+        # Where something is forced, only that is: of other tokens that spell it the mask allows none.
+        return token == forced[0] if (forced := self.forced()) else self.fits((token,))
 
     def forced(self) -> Sequence[int]:
         """See Matcher."""
-        if not self._forced:
-            self._forced = deque(self.native.compute_ff_tokens())
-        return tuple(self._forced)
+        if self._forced is None:
+            self._forced = self.native.compute_ff_tokens()
+        return self._forced
 
     def accept(self, token: int) -> None:
         """See Matcher. Raises RequestError as `apply` does."""
-        self.is_fresh = False
-        if self._forced and self._forced[0] == token:
-            self._forced.popleft()
-        else:
-            self._forced = None
+        rest = self._forced[1:] if self._forced and self._forced[0] == token else ()
+        self._forced = rest or None
         if not self.native.consume_token(token):
             if any(words in self.native.get_error() for words in _TOO_LARGE):
                 self._check()

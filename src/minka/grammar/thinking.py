@@ -53,6 +53,12 @@ class ThinkingWatch(Closable):
         elif self.inner is not None:
             self.inner.apply(logits)
 
+    def allows(self, token: int) -> bool:
+        """See Matcher."""
+        if self._left:
+            return token == self._left[0]
+        return self.inner is None or self.inner.allows(token)
+
     def forced(self) -> Sequence[int]:
         """See Matcher."""
         if self._left:

@@ -22,7 +22,7 @@ from minka.native.machine import available_memory
 from minka.native.model import Model
 from minka.native.positions import can_turn
 from minka.native.protocol import Block, Decoded, Logits, Sampler
-from minka.native.samplers import Chain, Greedy, biases, picks_maximum
+from minka.native.samplers import Candidates, Chain, Greedy, biases, picks_maximum
 from minka.native.state import KvBlock, StateFormat
 from minka.native.state_layouts import adopt, portable
 from minka.native.threadpool import Threadpools
@@ -186,6 +186,7 @@ class Context:
 
     def sampler(self, params: SamplingParams, seed: int) -> Sampler:
         """See `protocol.Backend.sampler`."""
+        self._open()
         for token, _bias in params.logit_bias:
             self.vocab.check(token)
         bias = biases(self.vocab, params)
@@ -193,7 +194,11 @@ class Context:
             raise RequestError("logit_bias forbids every token there is", param="logit_bias")
         if picks_maximum(params):
             return Greedy(self.logits, bias)
-        return Chain(self._lib, self.vocab, self._open(), self.logits, params, seed)
+        return Chain(self._lib, self.vocab, self.logits, self._candidates, params, seed)
+
+    @cached_property
+    def _candidates(self) -> Candidates:
+        return Candidates(self._lib, self.vocab.n_tokens)
 
     def share(self, src: int, dst: int, n: int) -> None:
         """See `protocol.Backend.share`."""

@@ -50,7 +50,6 @@ _FAST = (
     "llama_sampler_apply",
     "llama_sampler_free",
     "llama_sampler_reset",
-    "llama_sampler_sample",
     "llama_token_to_piece",
     "llama_vocab_is_control",
     "llama_vocab_is_eog",

@@ -59,8 +59,11 @@ class Sampler(Protocol):
     def sample(self, row: int) -> int:
         """Pick a token from a logits row, and accept it."""
 
+    def guess(self, row: int) -> int:
+        """Pick a token as `sample` does, for the caller to `accept`, or to forbid some in the row and pick anew."""
+
     def candidates(self) -> Sequence[tuple[int, float]]:
-        """(token, probability) of what was left after the chain in the last `sample`, best first."""
+        """(token, probability) of what was left after the chain, best first; to be asked right after it picked."""
 
     def accept(self, tokens: Sequence[int]) -> None:
         """Count tokens that were not sampled here (the prompt) as said."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from minka.errors import NativeError, RequestError
 from minka.native.library import Library
@@ -127,11 +128,14 @@ class Greedy:
     def sample(self, row: int) -> int:
         """The largest logit's token, the first of equals."""
         logits = self._logits(row)
-        if len(self._ids):
-            logits[self._ids] += self._values
+        plain = logits[self._ids]
+        logits[self._ids] += self._values
         token = int(logits.argmax())
         _check_finite(float(logits[token]))
+        logits[self._ids] = plain
         return token
+
+    guess = sample
 
     def candidates(self) -> Sequence[tuple[int, float]]:
         """Nothing: a request that wants candidates does not take this path."""
@@ -145,21 +149,22 @@ class Greedy:
 
 
 class Chain:
-    """Implements `protocol.Sampler` with a chain in C. `context` is the llama_context that holds the logits."""
+    """Implements `protocol.Sampler` with a chain in C. The samplers of a context share `candidates`, which then are in
+    the processor's cache; what is left in them is looked at before another one picks."""
 
     def __init__(
         self,
         library: Library,
         vocab: Vocab,
-        context: int,
         logits: Callable[[int], np.ndarray],
+        candidates: Candidates,
         params: SamplingParams,
         seed: int,
     ) -> None:
         self._fast, self._slow = library.fast, library.slow
-        self._context, self._logits = context, logits
+        self._logits, self._candidates = logits, candidates
         self._window = max(params.repeat_last_n, params.dry_penalty_last_n)
-        self._candidates = _Candidates(library, vocab.n_tokens) if params.post_sampling_probs else None
+        self._tells = params.post_sampling_probs
         self._chain = self._slow.llama_sampler_chain_init(self._slow.llama_sampler_chain_default_params())
         bias = biases(vocab, params)
         parts: list[Constructor] = [partial(_logit_bias, bias=bias)] if bias else []
@@ -174,16 +179,19 @@ class Chain:
 
     def sample(self, row: int) -> int:
         """Run the chain over a logits row; the picked token is accepted."""
-        _check_finite(float(self._logits(row).max()))
-        if self._candidates is None:
-            return int(self._fast.llama_sampler_sample(self._chain, self._context, row))
-        token = self._candidates.pick(self._chain, self._logits(row))
+        token = self.guess(row)
         self._fast.llama_sampler_accept(self._chain, token)
         return token
 
+    def guess(self, row: int) -> int:
+        """Run the chain over a logits row; the picked token is yet to be accepted."""
+        logits = self._logits(row)
+        _check_finite(float(logits.max()))
+        return self._candidates.pick(self._chain, logits)
+
     def candidates(self) -> Sequence[tuple[int, float]]:
         """(token, probability) left after the chain, best first; empty unless post_sampling_probs was set."""
-        return self._candidates.left() if self._candidates is not None else ()
+        return self._candidates.left() if self._tells else ()
 
     def accept(self, tokens: Sequence[int]) -> None:
         """Count prompt tokens. Only the window of the penalties looks back, so older ones are skipped."""
@@ -197,28 +205,41 @@ class Chain:
             self._chain = None
 
 
-class _Candidates:
-    """A llama_token_data_array of our own, so that what the chain left can be looked at."""
+class Candidates:
+    """A llama_token_data_array of our own: chains run over it one after another, and what one left can be looked at."""
 
     def __init__(self, library: Library, n_vocab: int) -> None:
         self._fast, self._slow = library.fast, library.slow
-        self._data = np.zeros(n_vocab, dtype=[("id", np.int32), ("logit", np.float32), ("p", np.float32)])
-        self._ids = np.arange(n_vocab, dtype=np.int32)
+        # Plain numbers, as numpy copies structures field by field, which takes ten times as long.
+        self._fresh = np.zeros((n_vocab, 3), np.float32)
+        self._fresh[:, 0].view(np.int32)[:] = np.arange(n_vocab)
+        self._rows = self._fresh.copy()
+        """llama_token_data: id (of its own type), logit, p."""
         self._array = self._slow.llama_token_data_array()
+        self._begin = self._rows.ctypes.data_as(self._slow.llama_token_data_p)
 
-    def pick(self, chain: object, logits: np.ndarray) -> int:
-        self._data["id"], self._data["logit"], self._data["p"] = self._ids, logits, 0.0
-        self._array.data = self._data.ctypes.data_as(self._slow.llama_token_data_p)
-        self._array.size, self._array.selected, self._array.sorted = len(self._data), -1, False
+    def pick(self, chain: Pointer, logits: np.ndarray) -> int:
+        """Run a chain over logits of shape (n_vocab,). Raises NativeError if it leaves no token."""
+        np.copyto(self._rows, self._fresh)
+        self._rows[:, 1] = logits
+        self._array.data, self._array.size = self._begin, len(self._rows)
+        self._array.selected, self._array.sorted = -1, False
         self._fast.llama_sampler_apply(chain, ctypes.byref(self._array))
         if not 0 <= self._array.selected < self._array.size:
             raise NativeError("the sampler chain left no token to pick")
-        return int(self._data["id"][self._array.selected])
+        return int(self._left()[self._array.selected, 0].view(np.int32))
 
     def left(self) -> list[tuple[int, float]]:
-        data = self._data[: self._array.size]
-        data = data[np.argsort(-data["p"], kind="stable")]
-        return [(int(token), float(p)) for token, p in zip(data["id"], data["p"], strict=True)]
+        """(token, probability) of what the last chain left, best first."""
+        rows = self._left()
+        rows = rows[np.argsort(-rows[:, 2], kind="stable")]
+        return [(int(token), float(p)) for token, p in zip(rows[:, 0].view(np.int32), rows[:, 2], strict=True)]
+
+    def _left(self) -> NDArray[np.float32]:
+        """The rows that the array is about now: XTC moves its beginning."""
+        begin = ctypes.addressof(self._array.data.contents)
+        first = (begin - self._rows.ctypes.data) // self._rows.strides[0]
+        return self._rows[first : first + self._array.size]
 
 
 def _logit_bias(lib: Library, vocab: Vocab, _p: SamplingParams, _seed: int, *, bias: Mapping[int, float]) -> Pointer:
