@@ -141,7 +141,8 @@ class Rig:
     def submit(self, *jobs: Job, seed: int = 0) -> None:
         for new in jobs:
             self.jobs[new.id] = new
-            self.loop.queue.put(Run(new, self.inbox, seed, self.clock()))
+            own = new.sampling.seed
+            self.loop.queue.put(Run(new, self.inbox, own if own >= 0 else seed, self.clock()))
 
     def step(self, n: int = 1) -> None:
         for _ in range(n):

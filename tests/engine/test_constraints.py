@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from minka.engine.engine import Engine
@@ -143,7 +145,7 @@ def test_probabilities_are_those_before_the_grammar_and_nothing_is_forced(guided
 def test_sampling_at_a_temperature_stays_inside(guided: Rigs) -> None:
     r = guided()
     for seed in range(20):
-        r.run(bound(f"a{seed}", sampling=SamplingParams(temperature=1.5)))
+        r.run(bound(f"a{seed}", sampling=SamplingParams(temperature=1.5, seed=seed)))
         assert matches(r.inbox.text(f"a{seed}"))
 
 
@@ -193,6 +195,19 @@ def test_only_a_token_that_may_not_come_is_picked_again(guided: Rigs) -> None:
     assert isinstance(constraints, FakeConstraints)
     assert [matcher.n_applied for matcher in constraints.matchers] == [0, 1]
     assert (r.inbox.text("fits"), r.inbox.text("other") in ANY.decode()) == (own, True)
+
+
+def test_what_is_picked_again_leaves_the_distribution_as_it_is() -> None:
+    """As if everything that may not come had been forbidden before: Z has most of the weight here, and is refused."""
+    with Rig(FakeBackend(script=lambda _tokens: ord("Z")), constraints=FakeConstraints()) as rig:
+        hot = SamplingParams(temperature=4.0)
+        n = 2_000
+        rig.run(*(bound(f"{seed}", grammar="?", sampling=replace(hot, seed=seed)) for seed in range(n)))
+        picked = Counter(rig.inbox.text(f"{seed}") for seed in range(n))
+        weights = {"a": np.exp(6 / 4), "h": np.exp(5 / 4), **dict.fromkeys("bcdefg", np.exp(-9 / 4))}
+    for char, weight in weights.items():
+        share = float(weight / sum(weights.values()))
+        assert picked[char] / n == pytest.approx(share, abs=4 * (share * (1 - share) / n) ** 0.5)
 
 
 def test_each_token_is_accepted_once_whether_picked_again_or_not(guided: Rigs) -> None:
