@@ -53,8 +53,12 @@ def write_any(matcher: Matcher, model: Model, dice: np.random.Generator, limit: 
             return model.vocab.detokenize(tokens, special=True).decode()
         logits = dice.normal(size=model.vocab.n_tokens).astype(np.float32)
         forced = matcher.forced()
+        some = [*range(20), *model.vocab.eog, *map(int, dice.integers(model.vocab.n_tokens, size=200)), *forced[:1]]
+        told = [matcher.allows(token) for token in some]
         matcher.apply(logits)
+        assert told == [bool(np.isfinite(logits[token])) for token in some]
         token = int(logits.argmax())
+        assert matcher.allows(token)
         if forced:
             assert np.isfinite(logits[forced[0]])
             token = forced[0]
@@ -137,7 +141,7 @@ def test_an_engine_writes_valid_texts_at_any_temperature(demo: Model, temperatur
     jobs = [
         Job(f"j{n}", prompt, sampling=replace(sampling, seed=n), n_predict=80, constraint=constraint) for n in range(4)
     ]
-    config = ContextParams(n_ctx=1024, parallel=3, kv_unified=True, threads=2)
+    config = ContextParams(n_ctx=1024, parallel=3, kv_unified=True, threads=1)
     ends = Ends()
     with closing(Engine(Context(demo, config), EngineConfig(), constraints=grammars)) as engine:
         for job in jobs:
