@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from minka.engine.engine import Engine, EngineConfig
+from minka.errors import RequestError
 from minka.grammar.bodies import json_schema, regex, source
 from minka.grammar.compiler import Grammars
 from minka.grammar.marks import mark, until
@@ -20,7 +22,7 @@ from minka.grammar.vocabulary import Vocabulary
 from minka.native.context import Context
 from minka.native.model import Model
 from minka.params import ContextParams, ModelParams, SamplingParams
-from minka.types import Constraint, Finished, FinishReason, Job, Matcher, Token
+from minka.types import Constraint, Failed, Finished, FinishReason, Job, Matcher, Token
 from tests.engine.test_engine import Ends
 from tests.tiny_fixtures import TinyModels
 
@@ -128,6 +130,28 @@ def test_every_kind_of_vocabulary_spells_a_text_exactly(tiny_models: TinyModels,
         assert written.startswith("the ")
     finally:
         model.close()
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "change", [{"temperature": 0.0}, {}, {"top_k": 0, "top_p": 1.0, "min_p": 0.0}, {"mirostat": 2}]
+)
+def test_biases_that_leave_nothing_are_the_requests_fault(demo: Model, change: dict[str, object]) -> None:
+    grammars = Grammars(demo.vocab)
+    constraint = Constraint(source(regex("yes|no")))
+    grammars.compile(constraint)
+    piece = partial(demo.vocab.piece, special=False)
+    wanted = [token for token in range(demo.vocab.n_tokens) if piece(token)[:1] in (b"y", b"n")]
+    bias = tuple((token, float("-inf")) for token in wanted)
+    sampling = replace(SamplingParams(logit_bias=bias), **change)  # type: ignore[arg-type]
+    ends = Ends()
+    context = Context(demo, ContextParams(n_ctx=64, parallel=1, threads=1))
+    with closing(Engine(context, EngineConfig(), constraints=grammars)) as engine:
+        engine.submit(Job("j", (1, 2, 3), sampling=sampling, n_predict=8, constraint=constraint), ends)
+        (end,) = ends.wait()
+    assert isinstance(end, Failed)
+    assert isinstance(end.error, RequestError)
+    assert "leave no token" in end.error.message
 
 
 @pytest.mark.model

@@ -8,6 +8,7 @@ left. Without truncation that is the same as sampling from what is allowed; with
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from minka.engine.logprobs import Distribution, after_sampling
 from minka.engine.slot import Run
@@ -43,11 +44,10 @@ def _allowed(sampler: Sampler, matcher: Matcher, row: int, backend: Backend) -> 
         sampler.accept([token])
     else:
         matcher.apply(backend.logits(row))
-        try:
+        with suppress(NativeError):
             token = sampler.sample(row)
-        except NativeError:
-            message = "the grammar and the other sampling parameters leave no token that may come next"
-            raise RequestError(message) from None
+        if not matcher.allows(token):  # a chain that is left nothing fails, or picks anything
+            raise RequestError("the grammar and the other sampling parameters leave no token that may come next")
     matcher.accept(token)
     return token
 
