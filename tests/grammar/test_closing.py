@@ -86,6 +86,25 @@ def test_a_text_that_would_never_end_is_whole_in_any_room(room: int) -> None:
         assert matcher.closed
 
 
+@pytest.mark.parametrize(
+    "leaf", [{"type": "null"}, {"type": "boolean"}, {"type": "integer", "minimum": 5}, {"const": 7}]
+)
+@pytest.mark.parametrize("inner", [{"$ref": "#"}, {"type": "array", "items": {"$ref": "#"}, "minItems": 1}])
+def test_what_holds_itself_is_closed_with_a_leaf(leaf: dict[str, object], inner: dict[str, object]) -> None:
+    schema = {"type": "object", "properties": {"v": {"anyOf": [inner, leaf]}}, "required": ["v"]}
+    deep = '{"v": ' if inner == {"$ref": "#"} else '{"v": ['
+    matcher = begin(source(json_schema({**schema, "additionalProperties": False})), 150)
+    text = ""
+    for char in (deep * 150)[:150]:
+        if matcher.closed:
+            break
+        write(matcher, char)
+        text += char
+    text += bytes(matcher.forced()).decode()
+    jsonschema.validate(json.loads(text), schema)
+    assert len(text) <= 150
+
+
 def test_a_room_that_no_end_fits_into_changes_nothing() -> None:
     matcher = begin(source(json_schema(PERSON)), 20)
     text = rambled(matcher, 20, random.Random(1))
