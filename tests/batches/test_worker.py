@@ -163,7 +163,7 @@ def test_cancelling_keeps_what_is_there(runtime: Runtime, backend: FakeBackend, 
         worker.start(runtime)
         batch = add_batch(worker.store, request("a"), *(request(f"{n}", max_tokens=500) for n in range(20)))
         other = add_batch(worker.store, request("a"))
-        backend.gate.let(20)
+        backend.gate.let(200)  # none of 500 tokens ends in so many steps
         worker.notice()
         await until(worker, batch.id, lambda facts: facts.completed == 1)
         facts = worker.cancel(batch.id)
