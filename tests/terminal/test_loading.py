@@ -18,8 +18,7 @@ STORM = textwrap.dedent("""
     press = f"import os\\nfor _ in range(100_000): os.kill({os.getpid()}, {int(signal.SIGINT)})"
     with _interrupts() as check:
         presses = subprocess.Popen([sys.executable, "-c", press])
-        while presses.poll() is None:
-            pass
+        presses.wait()
         try:
             check()
         except KeyboardInterrupt:

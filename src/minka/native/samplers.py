@@ -128,11 +128,11 @@ class Greedy:
     def sample(self, row: int) -> int:
         """The largest logit's token, the first of equals."""
         logits = self._logits(row)
-        plain = logits[self._ids]
-        logits[self._ids] += self._values
+        if len(self._ids):
+            logits = logits.copy()  # the row may be picked from again
+            logits[self._ids] += self._values
         token = int(logits.argmax())
         _check_finite(float(logits[token]))
-        logits[self._ids] = plain
         return token
 
     guess = sample
