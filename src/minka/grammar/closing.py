@@ -20,8 +20,9 @@ from minka.types import Matcher
 MAX_CLOSING = 600
 """Tokens of an end. While it takes more, it is not looked at: finding them would stop everybody for over 15 ms."""
 
-MARGIN = 8
-"""Tokens between the room that is left and the end that is known: the next tokens may open more to close."""
+MARGIN = 24
+"""Tokens between the room that is left and the end that is known: the next one may open an object, and its end is
+longer by all the members that it requires. With 8, one text in fifty of a recursive schema had no room any more."""
 
 _CLOSERS = tuple(bytes([char]) for char in b'"}],:0123456789ntf[{-ea')
 """What brings JSON to its end soonest, best first: a quote also ends a string that could go on with a brace, and any
