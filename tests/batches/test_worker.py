@@ -157,18 +157,41 @@ def test_batches_are_done_in_turn(runtime: Runtime, folder: Path) -> None:
     run(main())
 
 
-def test_cancelling_keeps_what_is_there(runtime: Runtime, backend: FakeBackend, folder: Path) -> None:
+def test_cancelling_keeps_what_is_there(
+    runtime: Runtime, backend: FakeBackend, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gate makes sure that the first line ends, and the others get no step between its end and theirs."""
+    submitted: list[str] = []
+    cancelled: set[str] = set()
+    submit, cancel = runtime.engine.submit, runtime.engine.cancel
+
+    def noted(job: Job, inbox: Inbox) -> None:
+        submit(job, inbox)
+        submitted.append(job.id)
+
+    def noted_cancel(id: str) -> None:
+        cancel(id)
+        cancelled.add(id)
+
+    monkeypatch.setattr(runtime.engine, "submit", noted)
+    monkeypatch.setattr(runtime.engine, "cancel", noted_cancel)
+
     async def main() -> None:
         worker = Worker(Store(folder))
         worker.start(runtime)
         batch = add_batch(worker.store, request("a"), *(request(f"{n}", max_tokens=500) for n in range(20)))
         other = add_batch(worker.store, request("a"))
-        backend.gate.let(200)  # none of 500 tokens ends in so many steps
+        backend.gate.close()
         worker.notice()
+        while len(submitted) < runtime.served.n_slots - 1:  # in any order; each has a slot from the first step on
+            await asyncio.sleep(0.002)
+        backend.gate.let(20)
         await until(worker, batch.id, lambda facts: facts.completed == 1)
         facts = worker.cancel(batch.id)
         assert (facts.status, worker.cancel(batch.id).status) == ("cancelling", "cancelling")
         worker.notice()
+        while len(cancelled) < len(submitted) - 1:
+            await asyncio.sleep(0.002)
         backend.gate.open()
         done = await until(worker, batch.id, closed)
         assert (done.status, done.completed, done.total) == ("cancelled", 1, 21)
